@@ -1,0 +1,145 @@
+"""The reference backend's driver: NumPy arrays in host memory, every operation in its plainest form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from kivi import layout as layouts
+from kivi.arrays import as_numpy, from_numpy
+from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, Windows
+from kivi.backends.reference import attention, quantize
+from kivi.dtypes import np_dtype
+from kivi.errors import MetadataOverflowError
+from kivi.layout import Layout, Which
+from kivi.pool import PageFormat, PagePool
+from kivi.quantized import QuantizedTensor
+from kivi.spec import CacheSpec
+
+
+def probe(mode: str, device: str) -> Probe:
+    """NumPy is a dependency of kivi, so this backend is always there."""
+    return Probe(available=True, mode=mode, devices=("cpu",), versions={"numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__})
+
+
+def create(manifest: Manifest, mode: str, device: str) -> Backend:
+    return ReferenceBackend(manifest, mode, device, probe(mode, device).versions)
+
+
+class ReferenceBackend(Backend):
+    """SPEC.md in NumPy."""
+
+    def adopt(self, x: Any, what: str) -> np.ndarray:
+        return as_numpy(x, what, self.name)
+
+    def give(self, a: np.ndarray, like: Any) -> Any:
+        return from_numpy(a, like)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return np.zeros(shape, np_dtype(dtype))
+
+    def to_host(self, a: np.ndarray) -> np.ndarray:
+        return a
+
+    def from_host(self, a: np.ndarray) -> np.ndarray:
+        return a.copy()
+
+    def gather(self, a: np.ndarray, index: list[int]) -> np.ndarray:
+        return a[index]
+
+    def page_views(self, raw: np.ndarray, form: PageFormat) -> dict[str, np.ndarray]:
+        return {
+            name: raw[..., f.offset : f.offset + f.bytes].view(np_dtype(f.dtype)).reshape(*raw.shape[:2], *f.shape)
+            for name, f in form.fields.items()
+        }
+
+    def copy_page(self, pool: PagePool, source: int, target: int) -> None:
+        (from_slab, i), (to_slab, j) = pool.where(source), pool.where(target)
+        pool.raw[to_slab][j] = pool.raw[from_slab][i]
+
+    def first_bad(self, x: np.ndarray, counts: np.ndarray, lowest: float) -> tuple[int, int, int, int] | None:
+        real = np.arange(x.shape[2]) < counts[:, None]
+        bad = (~np.isfinite(x) | (x.astype(np.float32) < lowest)) & real[:, None, :, None]
+        found = np.argwhere(bad)
+        return tuple(int(i) for i in found[0]) if len(found) else None  # type: ignore[return-value]
+
+    # whole tensors
+
+    def encode(
+        self, x: np.ndarray, which: Which, spec: CacheSpec, metadata: str, layout: Layout
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rule = quantize.rule_of(spec, which, metadata)
+        codes, scale, origin, _ = quantize.quantize(x, rule)
+        return layouts.pack(codes, layout, which, rule.bits, spec.key.residual), scale, origin
+
+    def codes(self, qt: QuantizedTensor) -> Any:
+        return from_numpy(self._codes(qt), qt.words)
+
+    def dequantize(self, qt: QuantizedTensor, dtype: str) -> Any:
+        scale, origin = (as_numpy(a, "metadata", self.name) for a in (qt.scale, qt.origin))
+        return from_numpy(quantize.dequantize(self._codes(qt), scale, origin, qt.which, qt.group, dtype), qt.words)
+
+    def relayout(self, qt: QuantizedTensor, layout: Layout) -> Any:
+        words = layouts.pack(self._codes(qt), layout, qt.which, qt.bits, qt.spec.key.residual)
+        return from_numpy(words, qt.words)
+
+    def _codes(self, qt: QuantizedTensor) -> np.ndarray:
+        words = as_numpy(qt.words, "words", self.name)
+        return layouts.unpack(words, qt.packing, qt.which, qt.bits, qt.spec.key.residual, qt.tokens, qt.shape[3])
+
+    # a paged cache
+
+    def append(self, pool: PagePool, step: Append, k: np.ndarray | None, v: np.ndarray | None) -> int:
+        clamped = sum(self._seal(pool, step, seal, k if seal.which == "key" else v) for seal in step.seals)
+        _write(step, step.source.key, step.target.key, k, step.keep_key)
+        _write(step, step.source.value, step.target.value, v, step.keep_value)
+        return clamped
+
+    def attend(self, reading: Reading, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return attention.attend(reading, q, k, v)
+
+    def _seal(self, pool: PagePool, step: Append, seal: Seal, chunk: np.ndarray | None) -> int:
+        form = pool.format
+        arrangement, metadata = (form.key, form.key_metadata) if seal.which == "key" else (form.value, form.value_metadata)
+        rows = _rows(step.source, step, seal, chunk)
+        try:
+            codes, scale, origin, clamped = quantize.quantize(rows, quantize.rule_of(form.spec, seal.which, metadata))
+        except MetadataOverflowError as error:
+            raise MetadataOverflowError(f"request {seal.request}, tokens {seal.first} to {seal.first + seal.count - 1}: {error}") from None
+        words, scales, origins = (pool.view(seal.page, f"{seal.which}.{part}") for part in ("words", "scale", "origin"))
+        # Rows are rewritten in whole steps of the token star: the least that shares no word with other tokens.
+        grain, per_grain, axis = arrangement.token_step, arrangement.words_per_step, arrangement.token_axis
+        first, last = seal.row // grain, -(-(seal.row + seal.count) // grain)
+        part = layouts.arrangement(form.layout, seal.which, arrangement.bits, (last - first) * grain, arrangement.channels)
+        touched = (slice(None), *(slice(first * per_grain, last * per_grain) if a == axis else slice(None) for a in (0, 1)))
+        page_codes = part.unpack(words[touched])
+        page_codes[:, seal.row - first * grain : seal.row - first * grain + seal.count] = codes
+        words[touched] = part.pack(page_codes)
+        at = seal.row // form.spec.key.group if seal.which == "key" else seal.row
+        scales[:, at : at + scale.shape[1]] = scale
+        origins[:, at : at + origin.shape[1]] = origin
+        return clamped
+
+
+def _write(step: Append, source: np.ndarray, target: np.ndarray, chunk: np.ndarray | None, keep: np.ndarray) -> None:
+    """The rows from token `keep` on into the target window: older ones if it is a fresh window, then those of this call."""
+    for b, stored in enumerate(step.stored.tolist()):
+        if target is not source:
+            old = np.arange(keep[b], stored)
+            target[b][:, old % target.shape[2]] = source[b][:, old % source.shape[2]]
+        if chunk is not None:
+            new = np.arange(max(int(keep[b]), stored), stored + int(step.counts[b]))
+            target[b][:, new % target.shape[2]] = chunk[b][:, new - stored]
+
+
+def _rows(windows: Windows, step: Append, seal: Seal, chunk: np.ndarray | None) -> np.ndarray:
+    """The floating rows that `seal` quantizes: [Hkv, count, D]."""
+    window = windows.key if seal.which == "key" else windows.value
+    b, stored = seal.request, int(step.stored[seal.request])
+    tokens = np.arange(seal.first, seal.first + seal.count)
+    old = window[b][:, tokens[tokens < stored] % window.shape[2]]
+    if chunk is None or len(old[0]) == seal.count:
+        return old
+    return np.concatenate([old, chunk[b][:, tokens[tokens >= stored] - stored]], axis=1)

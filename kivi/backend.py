@@ -1,0 +1,346 @@
+"""What a backend is: its manifest (data), its modes and devices, and the operations that a cache asks of it.
+
+A backend folder holds `backend.toml` (read as `Manifest`, nothing imported) and `driver.py` (imported on selection) with
+
+    probe(mode, device) -> Probe             never raises
+    create(manifest, mode, device) -> Backend
+
+A port implements the abstract methods of `Backend`: five on whole tensors, three on a paged cache, and the array plumbing.
+All arithmetic is specified in spec/SPEC.md; a backend decides how, never what.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from kivi.arrays import dtype_name, kind
+from kivi.dtypes import FLOATS, check_float, metadata_dtype
+from kivi.errors import DtypeError, MetadataOverflowError, NonFiniteError, ShapeError, UnsupportedError
+from kivi.layout import Layout, Which, named_layout
+from kivi.pool import PageFormat, PagePool
+from kivi.quantized import QuantizedTensor
+from kivi.spec import CacheSpec
+
+Mode = Literal["device", "interpreter", "simulator", "shim"]
+
+
+# -- the manifest: data -----------------------------------------------------------------------------------------------
+
+
+class Capabilities(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a backend can serve. A request outside it is rejected with the field's name as the reason."""
+
+    bits: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    metadata: tuple[str, ...]
+    numerics: tuple[str, ...]
+    order: tuple[str, ...]
+    nonfinite: tuple[str, ...]
+    overflow: tuple[str, ...]
+    native_layout: str
+    layouts: tuple[str, ...] | Literal["any"] = "any"
+    head_dim_max: int = 1024
+    head_dim_multiple: int = 1
+
+
+class Numerics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Roundoffs of the attention pipeline, from which the conformance bounds are derived (SPEC 7)."""
+
+    operand: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    accumulate: Literal["float64", "float32"] = "float32"
+    exp_ulp: float = 2.0
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """backend.toml: everything that can be known about a backend without importing it."""
+
+    kivi_backend: Literal[1]
+    name: str
+    summary: str
+    priority: int
+    modes: dict[Mode, tuple[str, ...]]
+    extra: str | None = None
+    requires: dict[str, str] = {}
+    capabilities: Capabilities
+    numerics: Numerics = Numerics()
+
+
+class Probe(Struct, frozen=True, kw_only=True):
+    """Whether a backend can run here, in which mode, on which devices, and if not, why."""
+
+    available: bool
+    mode: str
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+    versions: dict[str, str] = {}
+
+
+# -- what a cache hands to a backend ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Quantize `count` rows of one request, from token `first` on, into rows `row...` of a page."""
+
+    which: Which
+    request: int
+    first: int
+    count: int
+    page: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Floating rows of all requests: ring buffers, token t in slot t mod capacity.
+
+    key [B, Hkv, capacity, D], value [B, Hkv, capacity, Dv], arrays of the backend; the two capacities may differ.
+    """
+
+    key: Any
+    value: Any
+
+    @property
+    def key_capacity(self) -> int:
+        return int(self.key.shape[2])
+
+    @property
+    def value_capacity(self) -> int:
+        return int(self.value.shape[2])
+
+
+@dataclass(frozen=True)
+class Append:
+    """New rows and what they cause. All counts are int64 arrays [B].
+
+    stored      tokens whose floating rows are in `source`, the new ones excluded
+    counts      new rows of each request in k and v
+    seals       rows to quantize; token t >= stored is row t - stored of k or v, an older one lies in `source`
+    keep_key    first token whose key row must be in `target` afterwards; likewise keep_value
+    source      windows before; `target`: windows afterwards, the same object or a fresh one
+    """
+
+    stored: np.ndarray
+    counts: np.ndarray
+    seals: tuple[Seal, ...]
+    keep_key: np.ndarray
+    keep_value: np.ndarray
+    source: Windows
+    target: Windows
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the queries of one call see. All counts are int64 arrays [B].
+
+    Request b holds `stored` tokens: [0, key_sealed) have their keys in pages, [0, value_sealed) their values, the rest lie in
+    `windows`. `chunk` rows of k and v follow them. The last `counts` of these stored + chunk tokens are those of the query
+    rows: row i sits at position stored + chunk - counts + i and sees itself and everything before (SPEC 5).
+
+    table       int64 [B, M, 2]: (page, first token), `pages` rows are valid; a page ends where the next begins, or at key_sealed
+    """
+
+    stored: np.ndarray
+    key_sealed: np.ndarray
+    value_sealed: np.ndarray
+    pages: np.ndarray
+    table: np.ndarray
+    windows: Windows
+    pool: PagePool
+    chunk: np.ndarray
+    counts: np.ndarray
+    scale: float
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What ran: part of every result (`cache.ran`)."""
+
+    backend: str
+    mode: str
+    device: str
+    kernel: str
+    layout: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+# -- the backend ------------------------------------------------------------------------------------------------------
+
+
+class Backend(ABC):
+    """One backend in one mode on one device. Its arrays are its own kind; callers' arrays pass `adopt` and `give`."""
+
+    def __init__(self, manifest: Manifest, mode: str, device: str, versions: dict[str, str]) -> None:
+        self.manifest = manifest
+        self.name = manifest.name
+        self.mode = mode
+        self.device = device
+        self.versions = versions
+
+    def __repr__(self) -> str:
+        return f"<kivi backend {self.name} ({self.mode}, {self.device})>"
+
+    @property
+    def kernel(self) -> str:
+        """Name of the attention kernel in use, for `cache.ran`."""
+        return self.name
+
+    # array plumbing
+
+    @abstractmethod
+    def adopt(self, x: Any, what: str) -> Any:
+        """A caller's array as one of the backend, without a copy where the memory allows. Raises `DeviceError`."""
+
+    @abstractmethod
+    def give(self, a: Any, like: Any) -> Any:
+        """An array of the backend as one of the library of `like`."""
+
+    @abstractmethod
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A zero-filled array; dtypes by name."""
+
+    @abstractmethod
+    def to_host(self, a: Any) -> np.ndarray:
+        """A NumPy copy or view."""
+
+    @abstractmethod
+    def from_host(self, a: np.ndarray) -> Any:
+        """An array of the backend with these contents."""
+
+    @abstractmethod
+    def page_views(self, raw: Any, form: PageFormat) -> dict[str, Any]:
+        """Typed views into `raw`, uint8 [pages, Hkv, form.bytes]: field name -> [pages, Hkv, *shape]."""
+
+    @abstractmethod
+    def first_bad(self, x: Any, counts: np.ndarray, lowest: float) -> tuple[int, int, int, int] | None:
+        """Index of the first element of x [B, H, n, D] that is not finite or below `lowest`, rows past counts[b] aside."""
+
+    # whole tensors
+
+    @abstractmethod
+    def encode(self, x: Any, which: Which, spec: CacheSpec, metadata: str, layout: Layout) -> tuple[Any, Any, Any]:
+        """(words, scale, origin) of x [B, Hkv, T, D]: SPEC 3 and 8. Raises `MetadataOverflowError`."""
+
+    @abstractmethod
+    def codes(self, qt: QuantizedTensor) -> Any:
+        """Codes of a tensor, uint8 [B, Hkv, T, D]."""
+
+    @abstractmethod
+    def dequantize(self, qt: QuantizedTensor, dtype: str) -> Any:
+        """SPEC 3.4."""
+
+    @abstractmethod
+    def relayout(self, qt: QuantizedTensor, layout: Layout) -> Any:
+        """The words of `qt` in another layout."""
+
+    # a paged cache
+
+    @abstractmethod
+    def append(self, pool: PagePool, step: Append, k: Any, v: Any) -> int:
+        """Carry out `step`: first the seals, then the rows into the target windows. Returns how many scales and origins
+        were clamped. May raise at any point: nothing it writes is visible before the cache commits its counts."""
+
+    @abstractmethod
+    def attend(self, reading: Reading, q: Any, k: Any, v: Any) -> Any:
+        """Attention of q [B, Hq, n, D] over `reading`: [B, Hq, n, Dv] in the dtype of q, zeros past counts (SPEC 5, 7)."""
+
+    @abstractmethod
+    def gather(self, a: Any, index: list[int]) -> Any:
+        """A new array of the rows `index` of the first axis."""
+
+    @abstractmethod
+    def copy_page(self, pool: PagePool, source: int, target: int) -> None:
+        """Copy all bytes of one page to another."""
+
+    # shared by all backends
+
+    def native_layout(self) -> Layout:
+        return named_layout(self.manifest.capabilities.native_layout)
+
+    def layout_for(self, spec: CacheSpec) -> Layout:
+        """The layout that this backend uses for `spec`. Raises `UnsupportedError` if it does not have the named one."""
+        named = spec.packing.layout
+        layout = self.native_layout() if named == "auto" else named if isinstance(named, Layout) else named_layout(named)
+        allowed = self.manifest.capabilities.layouts
+        if allowed != "any" and layout.name not in allowed:
+            raise UnsupportedError(f"backend {self.name!r} has no layout {layout.name!r}; it has {', '.join(allowed)}")
+        return layout
+
+    def quantize(self, x: Any, spec: CacheSpec, which: Which, layout: str | Layout | None = None) -> QuantizedTensor:
+        """Quantize a whole tensor x [B, Hkv, T, D], as one request that never pauses (SPEC 2, 3).
+
+        `layout`: a name or a `Layout`; default: the spec's. Raises `ShapeError` (four dimensions; keys: T a multiple of G),
+        `DtypeError`, `NonFiniteError`, `MetadataOverflowError`.
+        """
+        if which not in ("key", "value"):
+            raise DtypeError(f"which = {which!r}; a tensor is quantized as 'key' or as 'value'")
+        if not isinstance(spec, CacheSpec):
+            raise DtypeError(f"spec is a {type(spec).__name__}; load one with kivi.load_spec")
+        kind(x, "x")
+        dtype = check_float(dtype_name(x), "dtype of x")
+        if len(x.shape) != 4 or 0 in (x.shape[0], x.shape[1], x.shape[3]):
+            raise ShapeError(f"x has shape {tuple(x.shape)}; quantize takes [batch, kv_heads, tokens, head_dim], none but tokens 0")
+        tokens = int(x.shape[2])
+        if which == "key" and tokens % spec.key.group:
+            raise ShapeError(
+                f"x has {tokens} tokens, not a multiple of key.group = {spec.key.group}: keys are quantized in whole groups of "
+                f"tokens; cut or collect to a multiple (a cache does)"
+            )
+        metadata = metadata_dtype(spec, which, dtype)
+        chosen = self.layout_for(spec) if layout is None else layout if isinstance(layout, Layout) else named_layout(layout)
+        native = self.adopt(x, "x")
+        if spec.nonfinite == "reject":
+            self.check_finite(native, "x", np.full(x.shape[0], tokens))
+        words, scale, origin = self.encode(native, which, spec, metadata, chosen)
+        shape = tuple(int(n) for n in x.shape)
+        parts = (self.give(a, x) for a in (words, scale, origin))
+        return QuantizedTensor(*parts, which=which, spec=spec, packing=chosen, shape=shape, dtype=dtype, backend=self)  # type: ignore[arg-type]
+
+    def repack(self, qt: QuantizedTensor, layout: Layout) -> QuantizedTensor:
+        """See `QuantizedTensor.repack`."""
+        if layout == qt.packing:
+            return qt
+        words = self.relayout(qt, layout)
+        return QuantizedTensor(words, qt.scale, qt.origin, qt.which, qt.spec, layout, qt.shape, qt.dtype, self)
+
+    def check_finite(self, x: Any, what: str, counts: np.ndarray, lowest: float = -np.inf, tokens: np.ndarray | None = None) -> None:
+        """Raise for the first element of x [B, H, n, D] that is not finite, or so low that it cannot be an origin.
+
+        `tokens`: position of each request's row 0, for the message. Raises `NonFiniteError`, `MetadataOverflowError`.
+        """
+        found = self.first_bad(x, counts, lowest)
+        if found is None:
+            return
+        value, where = float(self.to_host(x[found])), place(found, tokens)
+        if np.isfinite(value):
+            raise MetadataOverflowError(
+                f"{what} holds {value:g} at {where}, which no {what}.metadata of this spec can store as an origin; "
+                f"use {what}.metadata = 'bfloat16' or 'float32', or overflow = 'saturate'"
+            )
+        raise NonFiniteError(
+            f"{what} holds {value} at {where}; the spec says nonfinite = 'reject': clean the input, or use nonfinite = 'propagate'"
+        )
+
+
+def place(index: tuple[int, int, int, int], tokens: np.ndarray | None = None) -> str:
+    """An element's address in words."""
+    b, h, t, c = (int(i) for i in index)
+    return f"request {b}, head {h}, token {t + (0 if tokens is None else int(tokens[b]))}, channel {c}"
+
+
+def read_manifest(text: str, where: str) -> Manifest:
+    """A manifest from TOML text. Raises `UnsupportedError` naming the file."""
+    try:
+        manifest = msgspec.toml.decode(text.encode(), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise UnsupportedError(f"{where} is not a valid backend manifest: {error}") from None
+    unknown = [d for d in manifest.capabilities.dtypes if d not in FLOATS]
+    if unknown:
+        raise UnsupportedError(f"{where}: capabilities.dtypes names {', '.join(unknown)}; known are {', '.join(FLOATS)}")
+    return manifest

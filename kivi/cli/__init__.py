@@ -1,0 +1,81 @@
+"""The command line: `kivi COMMAND`, one command a file.
+
+A command's module is imported when the command is named, so `kivi --version` loads neither NumPy nor a backend. Exit codes:
+0 good; 1 the check failed; 2 wrong usage, or a request that kivi cannot serve. An error of kivi's own tree is one line on
+stderr, or with `--json` an object `{"error": {"type", "message"}}` on stdout; anything else is a defect and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from kivi.errors import KiviError
+
+COMMANDS = ("backends", "spec", "memory", "conform", "demo")
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is asked for, and turns errors into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        match cmd_name:
+            case "backends":
+                from kivi.cli.backends import backends as command
+            case "spec":
+                from kivi.cli.spec import spec as command
+            case "memory":
+                from kivi.cli.memory import memory as command
+            case "conform":
+                from kivi.cli.conform import conform as command
+            case "demo":
+                from kivi.cli.demo import demo as command
+            case _:
+                return None
+        return command
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:  # type: ignore[override]
+        arguments = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(arguments, *rest, **extra)
+        except click.Abort:
+            sys.exit(130)
+        except click.ClickException as error:
+            sys.exit(_report(error, arguments, error.exit_code))
+        except KiviError as error:
+            sys.exit(_report(error, arguments, 2))
+        except BrokenPipeError:  # the reader of a pipe has gone; closing stdout here keeps the interpreter quiet at exit
+            sys.stderr.close()
+            sys.exit(141)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: Exception, arguments: list[str], code: int) -> int:
+    """Prints the error in the form that the arguments ask for; returns the exit code."""
+    if any(a == "--json" or a.startswith("--json=") for a in arguments):
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        click.echo(json.dumps({"error": {"type": type(error).__name__, "message": message}}))
+    elif isinstance(error, click.ClickException):
+        error.show()
+    else:
+        click.echo(f"kivi: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
+    return code
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="kivi-kvcache", prog_name="kivi", message="%(prog)s %(version)s")
+def cli() -> None:
+    """A quantized KV cache from one declarative spec, on every backend that passes the conformance suite."""
+
+
+def main() -> NoReturn:
+    """Entry point of the console script `kivi`."""
+    cli.main()

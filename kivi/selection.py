@@ -1,0 +1,193 @@
+"""Which backend serves a request, and why the others do not.
+
+Candidates are filtered by what their manifests say (mode, device, packages, capabilities), then probed, then ranked by declared
+priority. Every rejection is data. An explicit choice that cannot be honoured raises; there is no silent fallback. Ranking by
+measured speed and the self-check on first use are not built yet.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from kivi import plugins
+from kivi.backend import Backend, Manifest, Probe
+from kivi.dtypes import metadata_dtype
+from kivi.errors import BackendUnavailableError, KiviError, UnknownBackendError, UnsupportedError
+from kivi.geometry import Geometry
+from kivi.geometry import geometry as checked_geometry
+from kivi.layout import Layout
+from kivi.spec import CacheSpec, load_spec
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """One line of `kivi.backends()`. `reason` says why a backend is not available; empty if it is."""
+
+    name: str
+    available: bool
+    mode: str
+    devices: tuple[str, ...]
+    reason: str
+    summary: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A backend that was not chosen, and why."""
+
+    name: str
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen backend, why it won, and every backend that lost with its reason."""
+
+    backend: Backend
+    reason: str
+    rejected: tuple[Rejected, ...]
+
+
+def backends() -> list[BackendInfo]:
+    """Every installed backend in each of its modes, best first. Never raises for a broken vendor package."""
+    out = []
+    for name, found in plugins.found().items():
+        for mode, devices in found.manifest.modes.items():
+            state = _probe(found.manifest, mode, "auto")
+            out.append(BackendInfo(name, state.available, mode, state.devices or devices, state.reason, found.manifest.summary, found.manifest.priority))
+    return sorted(out, key=lambda info: (not info.available, -info.priority, info.name))
+
+
+def get_backend(name: str, mode: str | None = None, device: str | None = None) -> Backend:
+    """A backend by name. Raises `UnknownBackendError`, `BackendUnavailableError`, `UnsupportedError`; never another backend."""
+    if not isinstance(name, str):
+        raise UnknownBackendError(f"a backend is chosen by name, not by a {type(name).__name__}; see kivi.backends()")
+    manifest = plugins.get(name).manifest
+    reasons = []
+    for candidate in _modes(manifest, mode):
+        state = _probe(manifest, candidate, device or "auto")
+        if state.available:
+            chosen = device if device not in (None, "auto") else state.devices[0]
+            if chosen not in state.devices:
+                reasons.append(f"{candidate}: no device {chosen!r}, it has {', '.join(state.devices)}")
+                continue
+            return plugins.driver(name).create(manifest, candidate, chosen)
+        reasons.append(f"{candidate}: {state.reason}")
+    raise BackendUnavailableError(f"backend {name!r} cannot run here: {'; '.join(reasons)}")
+
+
+def select(
+    spec: CacheSpec | str,
+    device: str = "auto",
+    head_dim: int = 128,
+    q_heads: int = 32,
+    kv_heads: int = 8,
+    dtype: str = "float16",
+    batch: int = 1,
+    tokens: int = 32768,
+    mode: str | None = None,
+    value_head_dim: int | None = None,
+) -> Selection:
+    """The best backend for a cache of this shape. `KIVI_BACKEND` in the environment, read at call time, names it instead.
+
+    Raises `UnsupportedError` listing every backend with its reason when none can serve the request.
+    """
+    g = checked_geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, None, None, None)
+    return _select(load_spec(spec), g, mode, device)
+
+
+def resolve(backend: str | Backend, spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> Backend:
+    """The backend that a cache asked for. Raises what `get_backend` and `select` raise."""
+    if isinstance(backend, Backend):
+        if mode not in (None, backend.mode) or device not in ("auto", backend.device):
+            raise UnsupportedError(f"{backend!r} was given together with mode = {mode!r}, device = {device!r}; leave them out")
+        chosen = backend
+    elif backend == "auto":
+        return _select(spec, g, mode, device).backend
+    else:
+        chosen = get_backend(backend, mode, None if device == "auto" else device)
+    reason = incapable(chosen.manifest, spec, g)
+    if reason:
+        raise UnsupportedError(f"backend {chosen.name!r} cannot serve this cache: {reason}")
+    return chosen
+
+
+def incapable(manifest: Manifest, spec: CacheSpec, g: Geometry) -> str:
+    """Why a backend's declared capabilities exclude a cache; empty if they do not. Raises `SpecError` for a contradiction."""
+    can = manifest.capabilities
+    wanted: list[tuple[str, Any, tuple[Any, ...]]] = [
+        ("key.bits", spec.key.bits, can.bits),
+        ("value.bits", spec.value.bits, can.bits),
+        ("dtype", g.dtype, can.dtypes),
+        ("key.metadata", metadata_dtype(spec, "key", g.dtype), can.metadata),
+        ("value.metadata", metadata_dtype(spec, "value", g.dtype), can.metadata),
+        ("numerics", spec.numerics, can.numerics),
+        ("order", spec.order, can.order),
+        ("nonfinite", spec.nonfinite, can.nonfinite),
+        ("overflow", spec.overflow, can.overflow),
+    ]
+    for name, value, allowed in wanted:
+        if value not in allowed:
+            return f"{name} = {value!r}, it has {', '.join(str(a) for a in allowed)}"
+    layout = spec.packing.layout
+    name = layout.name if isinstance(layout, Layout) else layout
+    if name != "auto" and can.layouts != "any" and name not in can.layouts:
+        return f"packing.layout = {name!r}, it has {', '.join(can.layouts)}"
+    for what, dim in (("head_dim", g.head_dim), ("value_head_dim", g.value_head_dim)):
+        if dim > can.head_dim_max or dim % can.head_dim_multiple:
+            return f"{what} = {dim}, it takes multiples of {can.head_dim_multiple} up to {can.head_dim_max}"
+    return ""
+
+
+def _select(spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> Selection:
+    forced = os.environ.get("KIVI_BACKEND")
+    if forced:
+        plugins.get(forced)
+    rejected: list[Rejected] = []
+    candidates = sorted(plugins.found().values(), key=lambda f: (-f.manifest.priority, f.manifest.name))
+    for found in candidates:
+        manifest = found.manifest
+        if forced and manifest.name != forced:
+            rejected.append(Rejected(manifest.name, mode or "any", f"KIVI_BACKEND = {forced!r}"))
+            continue
+        reason = incapable(manifest, spec, g)
+        # Only real execution is chosen unasked: an interpreter or simulator is for testing.
+        tried = [mode] if mode else ["device"]
+        for candidate in tried:
+            why = reason or ("" if candidate in manifest.modes else f"has no mode {candidate!r}, it has {', '.join(manifest.modes)}")
+            if not why:
+                try:
+                    backend = get_backend(manifest.name, candidate, device)
+                except KiviError as error:
+                    why = str(error)
+            if why:
+                rejected.append(Rejected(manifest.name, candidate, why))
+                continue
+            because = f"KIVI_BACKEND = {forced!r}" if forced else f"highest priority ({manifest.priority}) of those that can serve the request"
+            losers = candidates[candidates.index(found) + 1 :]
+            rejected += [Rejected(f.manifest.name, candidate, f"priority {f.manifest.priority} is lower") for f in losers]
+            return Selection(backend, because, tuple(rejected))
+    reasons = "; ".join(f"{r.name} ({r.mode}): {r.reason}" for r in rejected)
+    raise UnsupportedError(f"no backend can serve spec {spec.name!r} with {g}: {reasons}")
+
+
+def _modes(manifest: Manifest, mode: str | None) -> list[str]:
+    if mode is None:
+        return list(manifest.modes)
+    if mode not in manifest.modes:
+        raise UnsupportedError(f"backend {manifest.name!r} has no mode {mode!r}; it has {', '.join(manifest.modes)}")
+    return [mode]
+
+
+def _probe(manifest: Manifest, mode: str, device: str) -> Probe:
+    missing = plugins.missing_packages(manifest.name)
+    if missing:
+        return Probe(available=False, mode=mode, reason=f"{'; '.join(missing)}; {plugins.install_hint(manifest.name)}")
+    try:
+        return plugins.driver(manifest.name).probe(mode, device)
+    except Exception as error:  # a probe must never take the caller down
+        return Probe(available=False, mode=mode, reason=f"{type(error).__name__}: {error}")
