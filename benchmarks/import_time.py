@@ -16,7 +16,10 @@ LIMIT_MS = 150.0
 def best_ms(module: str, runs: int) -> float:
     """Milliseconds of the fastest of `runs` imports, each in an interpreter of its own."""
     code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
-    return min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(runs)) * 1e3
+    return (
+        min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(runs))
+        * 1e3
+    )
 
 
 def main() -> int:

@@ -21,8 +21,10 @@ Keys of `[numerics]`, all optional:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
+from functools import lru_cache
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from kivi.conformance.floats import constants, fmt
@@ -44,12 +46,13 @@ class Numerics:
     flush: bool = False
 
     @classmethod
-    def declared(cls, manifest: Mapping[str, Any]) -> Numerics:
+    def declared(cls, manifest: Any) -> Numerics:
         """From a manifest; what it does not say takes the defaults of `bounds.toml`."""
-        table = {**constants()["default"], **manifest.get("numerics", {})}
-        return cls(**{k: v for k, v in table.items() if k in cls.__dataclass_fields__})
+        table = {**constants()["default"], **msgspec.to_builtins(manifest.numerics)}
+        return cls(**table)
 
 
+@lru_cache(maxsize=65536)
 def output_bound(exact: Attended, numerics: Numerics, dtype: str) -> np.ndarray:
     """Largest legal |output - exact.out|, [r, Dv]; inf where the declared arithmetic promises nothing."""
     error = computed_bound(exact, numerics)
@@ -62,23 +65,33 @@ def output_bound(exact: Attended, numerics: Numerics, dtype: str) -> np.ndarray:
 
 
 def computed_bound(exact: Attended, numerics: Numerics) -> np.ndarray:
-    """The bound before the output is rounded to its dtype, [r, Dv]."""
+    """The bound before the output is rounded to its dtype, [r, Dv].
+
+    With weights p (1 + t), |t| <= a, terms p v off by a share g of their size W, and a sum of weights off by a share h,
+
+        |o^ - o| <= (sum p a |v - o| + sum p (1 + a) g W + |o| sum p (1 + a) h) / (1 - sum p ((1 + a) (1 + h) - 1)),
+
+    since an error that all weights share cancels. `lost` is what underflow may take from a weight, the largest being 1.
+    """
     n, acc = constants()["count"], numerics.accumulate
     tokens = exact.visible[:, None].astype(np.float64)
     hidden = np.arange(exact.weight.shape[1])[None, :] >= exact.visible[:, None]
+    out = np.abs(exact.out)
+    value, size = (np.nan_to_num(a) for a in (exact.value, exact.value_size))  # rows that see a NaN are NaN themselves
     with np.errstate(all="ignore"):
-        growth = weight_growth(exact, numerics)
         rounded = _rounds(1, numerics.probability)
-        per_term = growth + _rounds(n["terms_per_token"] * tokens + n["output"], acc) + _rounds(2, numerics.operand) + rounded
-        vanished = np.where(hidden, 0.0, 2.0 ** fmt(acc).emin + _half_spacing(numerics.probability))  # of a weight; the largest is 1
-        numerator = (exact.weight * np.expm1(per_term) + vanished) @ exact.value_size + tokens * _tiny(numerics)
-        denominator = exact.weight * np.expm1(growth + _rounds(tokens, acc) + rounded) + vanished
-        denominator = denominator.sum(-1, keepdims=True)
-        out = np.abs(exact.out)
-        error = np.where(denominator < 1.0, (numerator + out * denominator) / (1.0 - denominator), np.inf)
+        growth = np.expm1(weight_growth(exact, numerics) + rounded)
+        term = np.expm1(_rounds(n["terms_per_token"] * tokens + n["output"], acc) + _rounds(2, numerics.operand) + rounded)
+        total = np.expm1(_rounds(tokens, acc) + rounded)
+        lost = np.where(hidden, 0.0, 2.0 ** fmt(acc).emin + _half_spacing(numerics.probability))
+        shift = np.stack([w @ np.abs(value - o) for w, o in zip(exact.weight * growth, exact.out, strict=True)])
+        numerator = shift + (exact.weight * (1 + growth) * term + lost) @ size + tokens * _tiny(numerics)
+        numerator = numerator + out * (exact.weight * (1 + growth) * total + lost).sum(-1, keepdims=True)
+        slack = (exact.weight * ((1 + growth) * (1 + total) - 1) + lost).sum(-1, keepdims=True)
+        error = np.where(slack < 1.0, numerator / (1.0 - slack), np.inf)
         if numerics.part:
-            size = exact.weight @ exact.value_size + error
-            error = error + np.expm1(_rounds(numerics.parts, numerics.part)) * size + numerics.parts * _half_spacing(numerics.part)
+            part = exact.weight @ size + error
+            error = error + np.expm1(_rounds(numerics.parts, numerics.part)) * part + numerics.parts * _half_spacing(numerics.part)
         return error + np.expm1(_rounds(n["normalise"], acc)) * (out + error)
 
 
@@ -89,7 +102,8 @@ def weight_growth(exact: Attended, numerics: Numerics) -> np.ndarray:
     score = np.expm1(roundings) * exact.score_size + exact.depth * _tiny(numerics) * np.maximum(1.0, exact.score_size)
     finite = np.where(np.isfinite(exact.score), exact.score, 0.0)
     score = score + np.expm1(_rounds(numerics.score_roundings, numerics.score)) * (np.abs(finite) + score)
-    top = np.where(exact.weight > 0, exact.score, -np.inf).max(-1, keepdims=True)
+    score = score + numerics.score_roundings * _half_spacing(numerics.score)
+    top = exact.score.max(-1, keepdims=True)
     distance = np.where(np.isfinite(exact.score), top - exact.score, 0.0) + score + score.max(-1, keepdims=True)
     # One exp a token and one more for each rescaling of an online softmax, of which there are at most as many as tokens.
     exps = (exact.visible[:, None] + 1) * (np.log1p(2 * numerics.exp_ulp * fmt(acc).unit) + _rounds(1, acc))

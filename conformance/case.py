@@ -156,7 +156,7 @@ class Geometry:
         return self.scale if self.scale is not None else self.head_dim**-0.5
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """Common part. `about`: what goes wrong in a backend that fails it; `reports`: field reports it answers."""
 
@@ -177,7 +177,7 @@ class Case:
         return replace(self, size="full")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Quantize(Case):
     """`make()` -> x [B, Hkv, T, D]; `dtype` its format. `error`: class name that quantizing must raise, with `says` in its text."""
 
@@ -203,7 +203,7 @@ class Quantize(Case):
         return batch * heads * pages * (2 + len(self.layouts))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Stream(Case):
     """Events on a cache fed from `inputs`."""
 
@@ -240,7 +240,7 @@ class Stream(Case):
         return sum(e.n for e in inner if isinstance(e, Attend))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Special(Case):
     """`run(subject, tally)` raises `Mismatch`, or adds its figures to the tally. `cost`: program instances."""
 

@@ -13,18 +13,19 @@ import numpy as np
 from kivi.conformance.model import History
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attended:
     """Exact attention of r query rows over T tokens of one KV head.
 
     out [r, Dv]; score and score_size [r, T]: the logit and the sum of the sizes of its terms; weight [r, T]: the softmax;
-    value_size [T, Dv]; visible [r]; depth: head_dim of the keys. Rows see `visible` tokens; what lies beyond has weight 0.
+    value and value_size [T, Dv]; visible [r]; depth: head_dim of the keys. Tokens beyond a row's `visible` have weight 0.
     """
 
     out: np.ndarray
     score: np.ndarray
     score_size: np.ndarray
     weight: np.ndarray
+    value: np.ndarray
     value_size: np.ndarray
     visible: np.ndarray
     depth: int
@@ -45,4 +46,4 @@ def _head(history: History, q_head: int, kv_head: int, scale: float) -> Attended
         weight = np.exp(score - score.max(-1, keepdims=True))
         weight /= weight.sum(-1, keepdims=True)
         out = np.stack([w[:n] @ history.value[kv_head, :n] for w, n in zip(weight, history.visible)])
-    return Attended(out, score, size, weight, history.value_size[kv_head], history.visible, q.shape[1])
+    return Attended(out, score, size, weight, history.value[kv_head], history.value_size[kv_head], history.visible, q.shape[1])

@@ -66,8 +66,8 @@ def _portable(x: np.ndarray, rule: Rule, name: str) -> Grid:
     metadata = name if rule.metadata == "input" else rule.metadata
     x = x.astype(np.float32)
     low, high = x.min(-1), x.max(-1)
-    scale = _fit(cast((high - low) / np.float32(2**rule.bits - 1), metadata), metadata, rule)
-    origin = _fit(cast(low, metadata), metadata, rule)
+    scale = _fit(cast((high - low) / np.float32(2**rule.bits - 1), metadata), scale_limit(metadata, rule.bits), rule)
+    origin = _fit(cast(low, metadata), fmt(metadata).max, rule)
     flat = scale == 0
     scale = np.where(flat, np.array(1, scale.dtype), scale)
     steps = (x - origin.astype(np.float32)[..., None]) / scale.astype(np.float32)[..., None]
@@ -78,7 +78,7 @@ def _staged(x: np.ndarray, rule: Rule, name: str) -> Grid:
     """Every step rounded to the input dtype, as the official packer does."""
     low, high = x.min(-1), x.max(-1)
     span = (high - low).astype(x.dtype)
-    scale = _fit((span / np.array(2**rule.bits - 1, x.dtype)).astype(x.dtype), name, rule)
+    scale = _fit((span / np.array(2**rule.bits - 1, x.dtype)).astype(x.dtype), scale_limit(name, rule.bits), rule)
     flat = scale == 0
     scale = np.where(flat, np.array(1, scale.dtype), scale)
     rise = (x - low[..., None]).astype(x.dtype)
@@ -91,12 +91,16 @@ def _code(steps: np.ndarray, flat: np.ndarray, rule: Rule) -> np.ndarray:
     return np.where(flat[..., None], 0, np.rint(clamped)).astype(np.uint8)
 
 
-def _fit(stored: np.ndarray, metadata: str, rule: Rule) -> np.ndarray:
-    over = np.isinf(stored.astype(np.float32))
+def scale_limit(metadata: str, bits: int) -> float:
+    """The largest scale: a number of the metadata dtype whose product with any code is finite in fp32 (SPEC 3.7.2)."""
+    return min(fmt(metadata).max, fmt(metadata).max / 2**bits if metadata != "float16" else np.inf)
+
+
+def _fit(stored: np.ndarray, limit: float, rule: Rule) -> np.ndarray:
+    over = np.abs(stored.astype(np.float32)) > limit
     if over.any() and rule.overflow == "reject":
         raise Overflow
-    limit = np.copysign(np.float32(fmt(metadata).max), stored.astype(np.float32)).astype(stored.dtype)
-    return np.where(over, limit, stored)
+    return np.where(over, np.copysign(np.float32(limit), stored.astype(np.float32)).astype(stored.dtype), stored)
 
 
 def _no_minus_zero(x: np.ndarray) -> np.ndarray:

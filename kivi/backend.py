@@ -50,11 +50,26 @@ class Capabilities(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Numerics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roundoffs of the attention pipeline, from which the conformance bounds are derived (SPEC 7)."""
+    """Roundoffs of the attention pipeline, from which the conformance bounds are derived (SPEC 7). Formats by name.
 
-    operand: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    accumulate   of products, sums and the softmax
+    operand      to which both operands of a product are rounded first (matrix units)
+    score        to which logits are stored before the softmax, `score_roundings` times
+    probability  to which the softmax is rounded before it meets V
+    part         of partial outputs that are added at the end, with `parts` roundings
+    exp_ulp      error of one exp, in ulp of `accumulate`
+    flush        whether subnormals of `accumulate` are flushed to zero
+    """
+
     accumulate: Literal["float64", "float32"] = "float32"
+    operand: str | None = None
+    score: str | None = None
+    score_roundings: int = 1
+    probability: str | None = None
+    part: str | None = None
+    parts: int = 1
     exp_ulp: float = 2.0
+    flush: bool = False
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

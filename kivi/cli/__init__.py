@@ -41,7 +41,7 @@ class Commands(click.Group):
                 return None
         return command
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:  # type: ignore[override]
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         try:
@@ -52,9 +52,6 @@ class Commands(click.Group):
             sys.exit(_report(error, arguments, error.exit_code))
         except KiviError as error:
             sys.exit(_report(error, arguments, 2))
-        except BrokenPipeError:  # the reader of a pipe has gone; closing stdout here keeps the interpreter quiet at exit
-            sys.stderr.close()
-            sys.exit(141)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -62,7 +59,8 @@ def _report(error: Exception, arguments: list[str], code: int) -> int:
     """Prints the error in the form that the arguments ask for; returns the exit code."""
     if any(a == "--json" or a.startswith("--json=") for a in arguments):
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo(json.dumps({"error": {"type": type(error).__name__, "message": message}}))
+        kind = "UsageError" if isinstance(error, click.UsageError) else type(error).__name__
+        click.echo(json.dumps({"error": {"type": kind, "message": message}}))
     elif isinstance(error, click.ClickException):
         error.show()
     else:

@@ -24,9 +24,9 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, title: str | None = None, right: Iterable[str] = ()) -> None:
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, right: Iterable[str] = ()) -> None:
     """A table on stdout. `right` names the columns that are aligned to the right: figures. Only the last column wraps."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     names, figures = list(columns), set(right)
     for name in names:
         table.add_column(name, justify="right" if name in figures else "left", overflow="fold", no_wrap=name != names[-1])
@@ -52,12 +52,5 @@ def progress() -> Progress:
 
 def size(count: int) -> str:
     """Bytes for people: exact below 1 KiB, else with the binary unit, e.g. `410.0 KiB`."""
-    if abs(count) < 1024:
-        return f"{count} B"
-    value = float(count)
-    unit = "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        value /= 1024
-        if abs(value) < 1024:
-            break
-    return f"{value:.1f} {unit}"
+    power = min((count.bit_length() - 1) // 10, 5)
+    return f"{count} B" if power < 1 else f"{count / 1024**power:.1f} {'KMGTP'[power - 1]}iB"

@@ -29,9 +29,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 import kivi
+from kivi.dtypes import FLOATS
 from kivi.errors import IntegrationError
+from kivi.geometry import geometry
 from kivi.integrations.layer_plan import LayerPlan, plan_layers
 from kivi.integrations.left_padding import LeftPadding
+from kivi.selection import resolve
 
 NAME = "kivi"
 logger = logging.getLogger("kivi")
@@ -62,6 +65,8 @@ class KiviCache(Cache):
         plan, layers = plan_layers(config)
         self.layer_plan = tuple(plan)
         options = {"backend": backend, "mode": mode, "device": device, "max_tokens": max_tokens}
+        if any(item.store == "kivi" for item in plan):
+            _check_backend(self.spec, config.get_text_config(decoder=True), options)
         self.padding = LeftPadding()
         for item in plan:
             if item.store == "kivi":
@@ -79,6 +84,11 @@ class KiviCache(Cache):
     def kv(self) -> dict[int, Any]:
         """The `kivi.KVCache` of each layer that has one, by layer number; empty before the first tokens."""
         return {layer.index: layer.kv for layer in self.layers if isinstance(layer, KiviLayer) and layer.kv is not None}
+
+    @property
+    def ran(self) -> dict[int, Any]:
+        """What ran, by layer number: backend, mode, device, kernel, layout."""
+        return {index: cache.ran for index, cache in self.kv.items()}
 
     @property
     def nbytes(self) -> int:
@@ -148,13 +158,14 @@ class KiviLayer(CacheLayerMixin):
         super().__init__()
         self.spec, self.index, self.padding, self.options = spec, index, padding, options
         self.kv = None
+        self._shape: dict[str, Any] = {}
         self.width = 0              # slots seen, padding included: what transformers calls the sequence length
         self.record_past = False    # transformers' word for: tokens stay pending until crop() says how many to keep
         self._cropped: bool | None = None
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The new tokens, for the attention function. Nothing is stored yet, so a refused call leaves the cache as it was."""
-        new = NewTokens(self, key_states, value_states)
+        new = NewTokens(self, key_states.detach(), value_states.detach())
         return new, new
 
     def attend(self, query: Any, new: NewTokens, mask: Any, scale: float | None, positions: Any) -> Any:
@@ -166,7 +177,7 @@ class KiviLayer(CacheLayerMixin):
             self.record_past, self._cropped = False, None
         if not self.record_past:
             self._settle()
-        q, k, v = (chunk.to_front(x) for x in (query, new.key, new.value))
+        q, k, v = (chunk.to_front(x) for x in (query.detach(), new.key, new.value))
         out = self.kv.attend(q, k, v, counts=chunk.counts, commit=not self.record_past)
         self.width += n
         self._cropped = False if self._cropped else self._cropped
@@ -205,7 +216,7 @@ class KiviLayer(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Any) -> None:
         if self.kv is not None:
-            self.kv.reorder(_rows(beam_idx))
+            self.kv.reorder(_rows(beam_idx).tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.kv is not None:
@@ -213,7 +224,7 @@ class KiviLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Any) -> None:
         if self.kv is not None:
-            self.kv.select(_rows(indices))
+            self.kv.select(_rows(indices).tolist())
 
     def reset(self) -> None:
         if self.kv is not None:
@@ -231,7 +242,10 @@ class KiviLayer(CacheLayerMixin):
             "dtype": str(new.key.dtype).removeprefix("torch."), "scale": scale,
         }  # fmt: skip
         if self.kv is None or (self.width == 0 and shape != self._shape):
-            self.kv, self._shape, self.is_initialized = kivi.KVCache(self.spec, **shape, **self.options), shape, True
+            options = dict(self.options)
+            if options["device"] == "auto" and isinstance(options["backend"], str):
+                options["device"] = str(query.device)       # where the model runs, not where a backend would like to
+            self.kv, self._shape, self.is_initialized = kivi.KVCache(self.spec, **shape, **options), shape, True
         elif shape != self._shape:
             wrong = {k: (self._shape[k], v) for k, v in shape.items() if v != self._shape[k]}
             text = ", ".join(f"{k} was {old} and is now {now}" for k, (old, now) in wrong.items())
@@ -318,6 +332,17 @@ def _refuse(kwargs: dict[str, Any], **names: str) -> None:
 def _rows(indices: Any) -> np.ndarray:
     array = torch.as_tensor(indices).detach().cpu().numpy()
     return np.flatnonzero(array) if array.dtype == bool else array.astype(np.int64)
+
+
+def _check_backend(spec: Any, decoder: Any, options: dict[str, Any]) -> None:
+    """Raises now, at construction, if no backend serves a cache of this model's shape. The choice itself falls with the first
+    tokens, which say where the model runs and in which dtype."""
+    heads, hidden = decoder.num_attention_heads, getattr(decoder, "hidden_size", None)
+    head_dim = getattr(decoder, "head_dim", None) or (hidden and hidden // heads)
+    dtype = str(getattr(decoder, "dtype", None)).removeprefix("torch.")
+    if head_dim:
+        shape = (heads, getattr(decoder, "num_key_value_heads", None) or heads, head_dim, None, dtype if dtype in FLOATS else "float32")
+        resolve(options["backend"], spec, geometry(*shape, None, options["max_tokens"], None), options["mode"], options["device"])
 
 
 def _say_full_precision(config: Any, plan: list[LayerPlan]) -> None:

@@ -11,25 +11,25 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-def fake_quant(x: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """`x` quantized and dequantized, one group along `dim`; scale and origin rounded to fp16, a constant group kept as it is."""
+def fake_quant(x: torch.Tensor, bits: int, dim: int, metadata: torch.dtype) -> torch.Tensor:
+    """`x` quantized and dequantized, one group along `dim`; scale and origin rounded to `metadata`. A constant group has scale 1."""
     low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    scale = ((high - low) / (2**bits - 1)).half().float()
+    scale = ((high - low) / (2**bits - 1)).to(metadata).to(x.dtype)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    origin = low.half().float()
+    origin = low.to(metadata).to(x.dtype)
     return ((x - origin) / scale).round().clamp(0, 2**bits - 1) * scale + origin
 
 
-def fake_keys(k: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+def fake_keys(k: torch.Tensor, bits: int, group: int, metadata: torch.dtype) -> torch.Tensor:
     """Per channel: groups of `group` tokens. k [B, H, T, D], T a multiple of `group`."""
     b, h, t, d = k.shape
-    return fake_quant(k.reshape(b, h, t // group, group, d), bits, 3).reshape(k.shape)
+    return fake_quant(k.reshape(b, h, t // group, group, d), bits, 3, metadata).reshape(k.shape)
 
 
-def fake_values(v: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+def fake_values(v: torch.Tensor, bits: int, group: int, metadata: torch.dtype) -> torch.Tensor:
     """Per token: groups of `group` channels. v [B, H, T, D], D a multiple of `group`."""
     b, h, t, d = v.shape
-    return fake_quant(v.reshape(b, h, t, d // group, group), bits, 4).reshape(v.shape)
+    return fake_quant(v.reshape(b, h, t, d // group, group), bits, 4, metadata).reshape(v.shape)
 
 
 class FakeQuantLayer(CacheLayerMixin):
@@ -37,9 +37,9 @@ class FakeQuantLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, bits: int, group: int, residual: int) -> None:
+    def __init__(self, bits: int, group: int, residual: int, metadata: torch.dtype) -> None:
         super().__init__()
-        self.bits, self.group, self.residual = bits, group, residual
+        self.bits, self.group, self.residual, self.metadata = bits, group, residual, metadata
         self.ks = self.vs = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -53,11 +53,11 @@ class FakeQuantLayer(CacheLayerMixin):
         tokens = seen[0].shape[2]
         if (ks := tokens // self.residual * self.residual) > self.ks:
             self.keys = self.keys.clone()
-            self.keys[:, :, self.ks : ks] = fake_keys(seen[0][:, :, self.ks : ks], self.bits, self.group)
+            self.keys[:, :, self.ks : ks] = fake_keys(seen[0][:, :, self.ks : ks], self.bits, self.group, self.metadata)
             self.ks = ks
         if (vs := tokens - self.residual) > self.vs:
             self.values = self.values.clone()
-            self.values[:, :, self.vs : vs] = fake_values(seen[1][:, :, self.vs : vs], self.bits, self.group)
+            self.values[:, :, self.vs : vs] = fake_values(seen[1][:, :, self.vs : vs], self.bits, self.group, self.metadata)
             self.vs = vs
         return seen
 
@@ -71,9 +71,9 @@ class FakeQuantLayer(CacheLayerMixin):
         return -1
 
 
-def fake_quant_cache(layers: int, bits: int, group: int, residual: int) -> Cache:
+def fake_quant_cache(layers: int, bits: int, group: int, residual: int, metadata: torch.dtype = torch.float16) -> Cache:
     """A transformers cache of `layers` such layers. Give it to a model whose attention is sdpa or eager."""
-    return Cache(layers=[FakeQuantLayer(bits, group, residual) for _ in range(layers)])
+    return Cache(layers=[FakeQuantLayer(bits, group, residual, metadata) for _ in range(layers)])
 
 
 @torch.no_grad()

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
+import kivi
+
 pytestmark = pytest.mark.wheel
 
 ROOT = Path(__file__).parents[2]
+DIST_INFO = f"kivi_kvcache-{kivi.__version__}.dist-info"
 LINKS = {"backends": "kivi/backends", "conformance": "kivi/conformance", "spec": "kivi/_spec"}
-NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", "build", "dist", "out", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".coverage*")
+NOT_SOURCE = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "out", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".coverage*"
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +67,9 @@ def test_every_file_of_the_library_is_in_the_wheel(tree, wheel_names):
 
 
 def test_the_wheel_holds_the_library_and_nothing_else(wheel_names):
-    assert {name.partition("/")[0] for name in wheel_names} == {"kivi", "kivi_kvcache-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in wheel_names} == {"kivi", DIST_INFO}
     assert not [name for name in wheel_names if "__pycache__" in name or name.split("/")[-1].startswith(("test_", "conftest"))]
-    assert "kivi_kvcache-0.1.0.dist-info/licenses/LICENSE" in wheel_names
+    assert f"{DIST_INFO}/licenses/LICENSE" in wheel_names
 
 
 def test_the_sdist_holds_the_linked_folders(tree, dist):
@@ -108,7 +113,7 @@ def test_the_installed_wheel_is_what_runs(installed):
 
 def test_the_installed_command_line(installed):
     script = str(installed / "bin" / "kivi")
-    assert run(installed, sys.executable, script, "--version") == "kivi 0.1.0\n"
+    assert run(installed, sys.executable, script, "--version") == f"kivi {kivi.__version__}\n"
     presets = run(installed, sys.executable, script, "spec", "list")
     for name in ("kivi-2bit", "kivi-4bit", "kivi-official", "kivi-paper", "teaching"):
         assert name in presets

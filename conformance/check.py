@@ -1,0 +1,265 @@
+"""Running one case against a subject: feed the events, compare with the naive model after each."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kivi import errors
+from kivi.conformance import case as c
+from kivi.conformance import packer, quantizer
+from kivi.conformance.bounds import Numerics, output_bound
+from kivi.conformance.compare import Mismatch, Tally, same, within
+from kivi.conformance.expect import RequestState, Step, apply, expectation
+from kivi.conformance.floats import NUMPY
+from kivi.conformance.inputs import view
+from kivi.conformance.model import Sealed
+from kivi.conformance.subject import Subject
+
+
+def check(one: c.Case, subject: Subject, tally: Tally) -> None:
+    """Raises `Mismatch` where the subject is wrong, any other exception where it broke; figures go to `tally`."""
+    if isinstance(one, c.Quantize):
+        check_quantize(one, subject, tally)
+    elif isinstance(one, c.Stream):
+        check_stream(one, subject, tally)
+    elif isinstance(one, c.Special):
+        one.run(subject, tally)
+    else:
+        raise TypeError(f"{one!r} is not a case")
+
+
+# -- whole tensors --------------------------------------------------------------------------------------------------------
+
+
+def check_quantize(one: c.Quantize, subject: Subject, tally: Tally) -> None:
+    """Codes, scale, origin, dequantized values and words of every layout, bit for bit."""
+    x = view(one.x, one.view)
+    before = x.copy()
+    if one.error:
+        refused(lambda: subject.quantize(x, one.spec, one.which), one.error, one.says)
+        return
+    qt = subject.quantize(x, one.spec, one.which)
+    same("the caller's x", x, before)
+    side, rule = getattr(one.spec, one.which), quantizer.Rule.of(one.spec, one.which)
+    plain = np.ascontiguousarray(one.x)
+    grid = (quantizer.quantize_key if one.which == "key" else quantizer.quantize_value)(plain, rule, side.group)
+    compare_tensor(qt, one.which, grid, side.group, tally)
+    if (qt.which, qt.tokens, qt.spec.hash) != (one.which, plain.shape[2], one.spec.hash):
+        raise Mismatch(f"the tensor says which={qt.which}, tokens={qt.tokens}, spec {qt.spec.hash[:8]}; it was made as {one.which}, {plain.shape[2]}")
+    for layout in one.layouts:
+        check_layout(one, subject, qt, grid.codes, layout, tally)
+
+
+def compare_tensor(qt: Any, which: str, grid: quantizer.Grid, group: int, tally: Tally) -> None:
+    """A `QuantizedTensor` against a grid with scale and origin one number a group."""
+    axes = "request head token channel"
+    same(f"{which} scale", qt.scale, grid.scale, tally, axes)
+    same(f"{which} origin", qt.origin, grid.origin, tally, axes)
+    same(f"{which} codes", qt.codes(), grid.codes, tally, axes)
+    tokens, channels = grid.codes.shape[-2:]
+    spread = (lambda m: quantizer.spread_key(m, group, tokens)) if which == "key" else (lambda m: quantizer.spread_value(m, group, channels))
+    for dtype in NUMPY:
+        exact = quantizer.dequantize(grid.codes, spread(grid.scale), spread(grid.origin), dtype)
+        same(f"{which} dequantized to {dtype}", qt.dequantize(dtype), exact, tally, axes)
+    same(f"{which} dequantized by default", qt.dequantize(), quantizer.dequantize(grid.codes, spread(grid.scale), spread(grid.origin), "float32"), tally, axes)
+    nbytes = sum(np.asarray(a).nbytes for a in (qt.words, qt.scale, qt.origin))
+    if qt.nbytes != nbytes:
+        raise Mismatch(f"{which} nbytes is {qt.nbytes}, but words, scale and origin take {nbytes}")
+
+
+def check_layout(one: c.Quantize, subject: Subject, native: Any, codes: np.ndarray, layout: str, tally: Tally) -> None:
+    """Words as the digit string says, by repacking and by quantizing straight to the layout, and back to the native words."""
+    bits, page = getattr(one.spec, one.which).bits, one.spec.key.residual
+    packed = native.repack(layout)
+    if packed.layout != layout:
+        raise Mismatch(f"repack({layout!r}) gave layout {packed.layout!r}")
+    expected = np.stack([[packer.pack(head, layout, one.which, bits, page) for head in request] for request in codes])
+    words = np.asarray(packed.words)
+    same(f"{layout} {one.which} words", words.view(f"uint{8 * words.itemsize}").astype(np.uint64), expected, tally, "request head major minor")
+    same(f"{layout} {one.which} codes", packed.codes(), codes, tally)
+    back = packed.repack(native.layout)
+    same(f"{native.layout} words after {layout} and back", back.words, np.asarray(native.words), tally)
+    straight = subject.quantize(one.x, one.spec, one.which, layout=layout)
+    same(f"{layout} words of a tensor quantized to it", straight.words, words, tally)
+    same(f"{layout} scale", straight.scale, np.asarray(native.scale), tally)
+    same(f"{layout} origin", straight.origin, np.asarray(native.origin), tally)
+
+
+# -- streams --------------------------------------------------------------------------------------------------------------
+
+
+def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
+    """Outputs within their bounds, lengths after every event, the full state after edits, seals and the last event."""
+    g = one.geometry
+    cache = subject.cache(
+        one.spec, batch=g.batch, q_heads=g.q_heads, kv_heads=g.kv_heads, head_dim=g.head_dim, value_head_dim=g.value_head_dim, dtype=g.dtype, scale=g.scale
+    )
+    numerics = Numerics.declared(subject.backend.manifest)
+    waiting = None
+    kept: list[tuple[str, Any, np.ndarray]] = []
+    for i, step in enumerate(expectation(one)):
+        where = f"event {i} ({_short(step.event)})"
+        try:
+            if isinstance(step.event, c.Attend):
+                out = call(cache, step, step.event)
+                compare_outputs(out, step, g.dtype, numerics, tally)
+                kept.append((where, out, np.array(out)))
+            elif isinstance(step.event, c.Refused):
+                inner = step.event.event
+                attempt = (lambda s=step, e=inner: call(cache, s, e)) if isinstance(inner, c.Attend) else (lambda e=inner: _edit(cache, e))
+                refused(attempt, step.event.error, step.event.says)
+            elif isinstance(step.event, c.Fork):
+                waiting, cache = cache, cache.fork()
+            elif isinstance(step.event, c.Swap):
+                waiting, cache = cache, waiting
+            elif isinstance(step.event, c.Reload):
+                cache = reload(cache, subject, one.spec)
+            else:
+                apply(cache, step.event)
+            compare_state(cache, step, one.spec, tally)
+            if step.waiting is not None:
+                compare_full(waiting, step.waiting, one.spec, tally, "the cache that waits: ")
+        except Mismatch as error:
+            raise Mismatch(f"{where}: {error}") from None
+    for where, out, copy in kept:
+        same(f"the output of {where}, read again at the end,", out, copy)
+    tally.ran = _ran(cache)
+    if tally.ran.get("backend") != subject.name or tally.ran.get("mode") != subject.backend.mode:
+        raise Mismatch(f"cache.ran says {tally.ran}, but the subject is {subject.name} in mode {subject.backend.mode}")
+
+
+def call(cache: Any, step: Step, event: c.Attend) -> Any:
+    """One attend; afterwards the caller's arrays must be as they were, and are then overwritten: a cache may not keep them."""
+    assert step.inputs is not None
+    arrays = [view(a, event.view) for a in step.inputs]
+    try:
+        out = cache.attend(*arrays, counts=None if event.counts is None else list(event.counts), commit=event.commit)
+    finally:
+        for name, array, original in zip("qkv", arrays, step.inputs, strict=True):
+            same(f"the caller's {name}", array, original)
+    for array in arrays:
+        if array.flags.writeable:
+            array[...] = -77.0
+    return out
+
+
+def compare_outputs(out: Any, step: Step, dtype: str, numerics: Numerics, tally: Tally) -> None:
+    q, _, v = step.inputs  # type: ignore[misc]
+    if not isinstance(out, np.ndarray):
+        raise Mismatch(f"NumPy arrays went in, a {type(out).__name__} came out")
+    if out.shape != (*q.shape[:3], v.shape[3]) or out.dtype != q.dtype:
+        raise Mismatch(f"the output is {out.dtype}{out.shape}, expected {q.dtype}{(*q.shape[:3], v.shape[3])}")
+    assert step.outputs is not None and step.counts is not None
+    for b, (heads, count) in enumerate(zip(step.outputs, step.counts, strict=True)):
+        if (np.asarray(out[b, :, count:], np.float32) != 0).any():
+            raise Mismatch(f"rows past counts[{b}] = {count} are not zero")
+        if heads is None:
+            continue
+        exact = np.stack([h.out for h in heads])
+        bound = np.stack([output_bound(h, numerics, dtype) for h in heads])
+        size = max(float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0)), 1e-300)
+        finite = bound[~np.isnan(exact)]
+        tally.bound_loosest = max(tally.bound_loosest, float(finite.max(initial=0.0)) / size)
+        within(f"output of request {b}", out[b, :, :count], exact, bound, dtype, tally, "head row channel")
+
+
+def compare_state(cache: Any, step: Step, spec: Any, tally: Tally) -> None:
+    for b, (lengths, pending) in enumerate(zip(step.lengths, step.pending, strict=True)):
+        got = cache.lengths(b)
+        found = {name: int(getattr(got, name)) for name in lengths}
+        if found != lengths:
+            raise Mismatch(f"lengths of request {b} are {found}, expected {lengths}")
+        if cache.pending(b) != pending:
+            raise Mismatch(f"request {b} has {cache.pending(b)} pending tokens, expected {pending}")
+    if step.state is not None:
+        compare_full(cache, step.state, spec, tally)
+
+
+def compare_full(cache: Any, state: list[RequestState], spec: Any, tally: Tally, prefix: str = "") -> None:
+    """Sealed tokens bit for bit, wherever segments begin; floating rows bit for bit."""
+    for b, request in enumerate(state):
+        sealed, residual = cache.sealed(b), cache.residual(b)
+        for which, expected, floating in (("key", request.key, request.key_residual), ("value", request.value, request.value_residual)):
+            name = f"{prefix}request {b} {which}"
+            got = join_segments(sealed[which], which, getattr(spec, which).group)
+            if (got is None) != (expected is None):
+                raise Mismatch(f"{name}: {'nothing is sealed' if got is None else 'something is sealed'}, expected the opposite")
+            if got is not None and expected is not None:
+                for part in ("scale", "origin", "codes"):
+                    same(f"{name} {part}", getattr(got, part), getattr(expected, part), tally, "head token channel")
+            rows = np.asarray(residual[which])
+            if floating is None:
+                if rows.size:
+                    raise Mismatch(f"{name}: {rows.shape[-2]} floating rows, expected none")
+            else:
+                same(f"{name} floating rows", rows, floating, tally, "head row channel")
+
+
+def join_segments(segments: list[tuple[int, Any]], which: str, group: int) -> Sealed | None:
+    """The segments of `cache.sealed(b)` as one run from token 0, scale and origin spread to one number a channel."""
+    parts, at = [], 0
+    for start, qt in segments:
+        if start != at:
+            raise Mismatch(f"{which} segments leave tokens {at} to {start} out, or overlap")
+        codes = np.asarray(qt.codes())[0]
+        spread = (lambda m, n=codes.shape[1]: quantizer.spread_key(m, group, n)) if which == "key" else (lambda m, n=codes.shape[2]: quantizer.spread_value(m, group, n))
+        parts.append(Sealed(codes, spread(np.asarray(qt.scale)[0]), spread(np.asarray(qt.origin)[0])))
+        at += codes.shape[1]
+    if at == 0:
+        return None
+    return Sealed(*(np.concatenate([getattr(p, name) for p in parts], 1) for name in ("codes", "scale", "origin")))
+
+
+# -- helpers --------------------------------------------------------------------------------------------------------------
+
+
+def refused(attempt: Any, error: str, says: tuple[str, ...]) -> None:
+    """The attempt must raise exactly this error of kivi's tree (or a subclass), and say what it should."""
+    kind = getattr(errors, error)
+    try:
+        attempt()
+    except kind as raised:
+        missing = [word for word in says if word.lower() not in str(raised).lower()]
+        if missing:
+            raise Mismatch(f"{error} does not mention {', '.join(map(repr, missing))}: {raised}") from None
+    except errors.UnsupportedError:
+        raise
+    except Mismatch:
+        raise
+    except Exception as raised:
+        raise Mismatch(f"raised {type(raised).__name__} ({raised}), expected {error}") from None
+    else:
+        raise Mismatch(f"nothing was raised, expected {error}")
+
+
+def reload(cache: Any, subject: Subject, spec: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cache.safetensors"
+        cache.save(path)
+        return subject.load(path, spec)
+
+
+def _edit(cache: Any, event: Any) -> None:
+    if isinstance(event, c.Fork):
+        cache.fork()
+    elif isinstance(event, c.Reload):
+        with tempfile.TemporaryDirectory() as folder:
+            cache.save(Path(folder) / "cache.safetensors")
+    else:
+        apply(cache, event)
+
+
+def _ran(cache: Any) -> dict[str, Any]:
+    ran = cache.ran
+    return {name: getattr(ran, name) for name in ("backend", "mode", "device", "kernel", "layout") if hasattr(ran, name)}
+
+
+def _short(event: Any) -> str:
+    inner = _short(event.event) if isinstance(event, c.Refused) else None
+    fields = {k: v for k, v in vars(event).items() if v not in (None, 0.0, (), "plain") and k not in ("event", "pokes")}
+    text = ", ".join(f"{k}={v}" for k, v in fields.items() if not (k == "commit" and v is True))
+    return f"{type(event).__name__.lower()}({inner + ', ' if inner else ''}{text})"
