@@ -12,8 +12,8 @@ All arithmetic is specified in spec/SPEC.md; a backend decides how, never what.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -173,16 +173,21 @@ class Reading:
     scale: float
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What ran: part of every result (`cache.ran`)."""
+class Ran(NamedTuple):
+    """What ran: part of every result (`cache.ran`). `ran["mode"]` reads as `ran.mode`."""
 
     backend: str
     mode: str
     device: str
     kernel: str
     layout: str
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str]
+
+    def __getitem__(self, key: Any) -> Any:
+        return getattr(self, key) if isinstance(key, str) else tuple.__getitem__(self, key)
+
+    def keys(self) -> tuple[str, ...]:
+        return self._fields
 
 
 # -- the backend ------------------------------------------------------------------------------------------------------

@@ -121,6 +121,10 @@ class KVCache:
         g, tokens = self.geometry, memory.integers(self._state.tokens[:8])
         return f"<kivi.KVCache {self.spec.name} batch={self.batch} heads={g.q_heads}/{g.kv_heads} head_dim={g.head_dim} {g.dtype} tokens={tokens} on {self.backend.name}>"
 
+    def __del__(self) -> None:
+        if hasattr(self, "_state"):  # else construction failed
+            self._drop(self._state)
+
     # -- what it is -----------------------------------------------------------------------------------------------------
 
     @property
@@ -382,10 +386,10 @@ class KVCache:
     def fork(self) -> KVCache:
         """A second cache with the same contents on the same pool: closed pages are shared, open ones and windows copied."""
         state = self._settled("fork")
-        twin = object.__new__(KVCache)
-        twin.__dict__.update(self.__dict__)
         with self._running("fork"):
-            twin._state = self._copied(state, list(range(self.batch)))
+            copied = self._copied(state, list(range(self.batch)))
+        twin = object.__new__(KVCache)
+        twin.__dict__.update(self.__dict__, _state=copied)
         return twin
 
     def reset(self) -> None:
@@ -434,8 +438,10 @@ class KVCache:
         self._settled("to")
         target = resolve(backend, self.spec, self.geometry, mode, device)
         moved = storefile.restore(storefile.snapshot(self), self.spec, self.geometry, target)
-        self._drop(self._state)
-        self.backend, self.pool, self._state = moved.backend, moved.pool, moved._state
+        for name in ("backend", "pool", "_state"):  # the two caches change places, and the other one goes with the old state
+            mine, other = getattr(self, name), getattr(moved, name)
+            setattr(self, name, other)
+            setattr(moved, name, mine)
         return self
 
     def save(self, path: str | Path) -> None:

@@ -7,6 +7,7 @@ the one of ml_dtypes.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,19 @@ FLOATS = ("float16", "bfloat16", "float32")
 def np_dtype(name: str) -> np.dtype:
     """The NumPy dtype of a name."""
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def named(dtype: Any) -> str:
+    """The name of a dtype given as a name, or as a dtype of NumPy, ml_dtypes or torch."""
+    if isinstance(dtype, str):
+        return dtype
+    text = str(dtype)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return text
 
 
 def check_float(name: str, what: str) -> str:

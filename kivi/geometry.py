@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kivi.dtypes import check_float, metadata_dtype
-from kivi.errors import DtypeError, InputError, ShapeError
+from kivi.dtypes import check_float, metadata_dtype, named
+from kivi.errors import InputError, ShapeError
 from kivi.pool import PageFormat
 from kivi.spec import CacheSpec
 
@@ -45,16 +45,14 @@ def geometry(
         raise ShapeError(f"q_heads = {heads} is not a multiple of kv_heads = {kv}: each KV head serves q_heads / kv_heads query heads")
     dim = positive(head_dim, "head_dim")
     value_dim = dim if value_head_dim is None else positive(value_head_dim, "value_head_dim")
-    if not isinstance(dtype, str):
-        raise DtypeError(f"dtype = {dtype!r} is a {type(dtype).__name__}; give its name: 'float16', 'bfloat16' or 'float32'")
-    check_float(dtype, "dtype")
+    name = check_float(named(dtype), "dtype")
     if scale is None:
         scale = 1 / math.sqrt(dim)
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
         raise InputError(f"scale = {scale!r} is not a finite number; leave it out for 1/sqrt(head_dim)")
     tokens = None if max_tokens is None else positive(max_tokens, "max_tokens")
     pages = None if max_pages is None else positive(max_pages, "max_pages")
-    return Geometry(heads, kv, dim, value_dim, dtype, float(scale), tokens, pages)
+    return Geometry(heads, kv, dim, value_dim, name, float(scale), tokens, pages)
 
 
 def page_format(spec: CacheSpec, g: Geometry, backend: Backend) -> PageFormat:

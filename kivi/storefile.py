@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,16 +112,13 @@ def write(path: str | Path, snap: Snapshot, spec: CacheSpec, g: Geometry) -> Non
     }
     header["sha256"] = _checksum(snap.tensors, header)
     path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        data = save(snap.tensors, header)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+            beside.write_bytes(save(snap.tensors, header))
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise SaveFileError(f"{path} cannot be written: {error}") from error
 

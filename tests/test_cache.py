@@ -160,6 +160,11 @@ def test_torch_in_torch_out():
     assert isinstance(cache.sealed(0)["key"][0][1].words, torch.Tensor)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16, ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)])
+def test_dtypes_of_other_libraries_name_themselves(dtype):
+    assert make(dtype=dtype).geometry.dtype == "bfloat16"
+
+
 def test_what_ran_is_on_the_cache():
     ran = make().ran
     assert (ran.backend, ran.mode, ran.device, ran.layout) == ("reference", "device", "cpu", "bytes_lsb")
@@ -218,6 +223,8 @@ def test_fork_shares_closed_pages_and_nothing_else():
         twin.attend(*rows(twin, 1, step))
     assert stored(cache) == before
     assert cache.pool.nbytes < cache.nbytes + twin.nbytes
+    del twin
+    assert sorted(cache.pool.refs) == [0] * cache.pool.free_pages + [1] * 7
 
 
 def test_rollback_restores_the_state():
@@ -343,7 +350,9 @@ def test_pending_tokens_block(call):
         ({"batch": 0}, InputError),
         ({"batch": 1.5}, InputError),
         ({"dtype": "float64"}, DtypeError),
-        ({"dtype": np.float16}, DtypeError),
+        ({"dtype": np.int8}, DtypeError),
+        ({"dtype": torch.float64}, DtypeError),
+        ({"dtype": None}, DtypeError),
         ({"scale": float("nan")}, InputError),
         ({"max_tokens": 0}, InputError),
         ({"backend": "nope"}, UnknownBackendError),

@@ -88,7 +88,7 @@ def check_attend(e, be):
         chosen = spec.load_spec(e["preset"]).override({**e["override"], "order": order})
         cache = kivi.KVCache(chosen, batch=1, q_heads=1, kv_heads=1, head_dim=4, dtype=e["dtype"], backend=be, scale=e["scale"])
         for t, lengths in enumerate(e["lengths"]):
-            out = cache.attend(*(x[:, :, t : t + 1] for x in (q, k, v)))
+            out = cache.attend(q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1])
             np.testing.assert_allclose(out[0, 0, 0], e[order][t], rtol=0, atol=e["tolerance"])
             assert [cache.lengths(0)[name] for name in ("tokens", "key_sealed", "value_sealed")] == lengths
 
@@ -109,9 +109,9 @@ def check_memory(e, _):
 
 
 def check_bound(e, _):
-    column = [np.array(e[name], np.float64)[None, :, None] for name in ("value", "value_size")]
-    key, size = (np.array(e[name], np.float64)[None] for name in ("key", "key_size"))
-    history = model.History(np.array(e["q"], np.float64)[None, None], key, size, *column, np.array([len(e["key"])]))
+    row = {name: np.array(e[name], np.float64)[None] for name in ("q", "key", "key_size", "value", "value_size")}
+    value, value_size = row["value"][..., None], row["value_size"][..., None]
+    history = model.History(row["q"][None], row["key"], row["key_size"], value, value_size, np.array([len(e["key"])]))
     (exact,) = oracle.attend(history, e["scale"])
     assert exact.out.item() == pytest.approx(e["output"], rel=1e-12)
     for case in e["bounds"]:

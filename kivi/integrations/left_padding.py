@@ -167,5 +167,6 @@ def _check_positions(held: np.ndarray, now: np.ndarray, width: int) -> None:
         row = int(np.flatnonzero(wrong)[0])
         raise IntegrationError(
             f"request {row} goes on at position {now[row] + width}, but the cache holds its tokens up to position {held[row] + width - 1}: "
-            "it still holds an earlier sequence; pass a new KiviCache for a new prompt, or reset() this one"
+            "it holds an earlier sequence, so pass a new KiviCache for a new prompt, or reset() this one (or, if the sequence is the same, "
+            "position_ids do not count on from those of the earlier call)"
         )

@@ -43,7 +43,7 @@ logger = logging.getLogger("kivi")
 def register() -> None:
     """Make `model.set_attn_implementation("kivi")` known to transformers: the attention function and its mask. Idempotent."""
     AttentionInterface.register(NAME, kivi_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, kivi_mask)
 
 
 class KiviCache(Cache):
@@ -321,6 +321,19 @@ def kivi_attention(
         raise IntegrationError("this layer attends in both directions (is_causal = False); kivi serves causal attention only")
     out = _Inference.apply(query, key, attention_mask, scaling, kwargs.get("position_ids"))
     return out.transpose(1, 2).contiguous(), None
+
+
+def kivi_mask(*args: Any, q_length: int, **kwargs: Any) -> Any:
+    """The mask function `kivi` of transformers' `AttentionMaskInterface`: sdpa's boolean mask, or None for plain causal attention.
+
+    Layers in full precision need it as it is; for a kivi layer the attention function reads the left padding from it.
+    """
+    if q_length == 0:       # generate() cuts the prompt by what the cache holds; nothing is left of one that is not longer
+        raise IntegrationError(
+            "no new tokens: the prompt is not longer than the sequence that the cache holds already; "
+            "pass a new KiviCache for a new prompt, or reset() this one"
+        )
+    return sdpa_mask(*args, q_length=q_length, **kwargs)
 
 
 def _refuse(kwargs: dict[str, Any], **names: str) -> None:
