@@ -241,7 +241,7 @@ def _check_rules(spec: CacheSpec) -> None:
         for which, bits in (("key", key.bits), ("value", value.bits)):
             arrangement(layout, which, bits, key.residual, 1)  # type: ignore[arg-type]
     for layers, choice in spec.layers.items():
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", layers)
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", layers)
         if not match or (match[2] and int(match[2]) < int(match[1])):
             raise SpecError(f"layers.{layers!r} is not a layer number or an ascending range like '1-3'")
         if choice != "full" and choice not in presets():

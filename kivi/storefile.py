@@ -21,6 +21,7 @@ from kivi.geometry import Geometry
 from kivi.geometry import geometry as checked_geometry
 from kivi.layout import Layout, arrangement
 from kivi.pool import PageFormat
+from kivi.savecheck import check
 from kivi.spec import CacheSpec, from_dict
 
 if TYPE_CHECKING:
@@ -152,6 +153,10 @@ def read(path: str | Path, expected: CacheSpec | None) -> tuple[Snapshot, CacheS
             f"{path} holds a cache of spec {spec.name!r} ({spec.hash[:12]}), not of {expected.name!r} ({expected.hash[:12]}); "
             f"load it with its own spec, or leave spec out"
         )
+    try:
+        check(tensors, layout, spec, g)
+    except KiviError as error:
+        raise SaveFileError(f"{path} does not hold a cache: {error}; save the cache again") from None
     return Snapshot(tensors, layout), spec, g
 
 

@@ -288,3 +288,19 @@ def test_saved_file_has_the_stated_contents(reference, tmp_path):
 
 def test_modes():
     assert [code(cells[0]) for cells in rows("mode | meaning")] == list(get_args(backend.Mode))
+
+
+@pytest.mark.parametrize("metadata", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("share", "over"), [(0.70, False), (0.80, True)])
+def test_reject_raises_where_saturate_clamps(metadata, share, over, reference):
+    """3.7: at 2 bits the limit of a scale lies at a range of 3/4 of FLT_MAX; below it both policies store the same."""
+    x = np.array([[[[0.0, share * np.finfo(np.float32).max]]]], np.float32)
+    chosen = spec.load_spec("kivi-2bit").override({"value.group": 2, "value.metadata": metadata})
+    clamped = reference.quantize(x, chosen.override({"overflow": "saturate"}), "value")
+    assert np.isfinite(clamped.dequantize()).all()
+    assert (float(clamped.scale[0, 0, 0, 0]) == dtypes.largest_scale(metadata, 2)) == over
+    if over:
+        with pytest.raises(kivi.errors.MetadataOverflowError):
+            reference.quantize(x, chosen, "value")
+    else:
+        np.testing.assert_array_equal(reference.quantize(x, chosen, "value").scale, clamped.scale)

@@ -99,7 +99,7 @@ def _fit(scale: np.ndarray, origin: np.ndarray, rule: Rule, x: np.ndarray) -> tu
     """Reject or clamp what the metadata dtype cannot hold: SPEC 3.7."""
     top = ml_dtypes.finfo(scale.dtype).max
     scale_top = scale.dtype.type(largest_scale(rule.metadata, rule.bits))
-    over_scale, over_origin = scale > (top if rule.overflow == "reject" else scale_top), ~np.isfinite(origin)
+    over_scale, over_origin = scale > scale_top, ~np.isfinite(origin)
     if not over_scale.any() and not over_origin.any():
         return scale, origin, 0
     if rule.overflow == "reject":
@@ -121,4 +121,4 @@ def _holds(low: float, high: float, bits: int, metadata: str) -> bool:
     dtype = np_dtype(metadata)
     with np.errstate(over="ignore"):
         scale = ((np.float32(high) - np.float32(low)) / np.float32((1 << bits) - 1)).astype(dtype)
-        return bool(np.isfinite(scale) and np.isfinite(np.float32(low).astype(dtype)))
+        return bool(scale <= largest_scale(metadata, bits) and np.isfinite(np.float32(low).astype(dtype)))
