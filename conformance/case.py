@@ -169,7 +169,7 @@ class Case:
 
     @property
     def instances(self) -> int:
-        """Program instances that an implementation with one program a request and KV head runs."""
+        """Program instances, counting one for each request, KV head and (in `quantize`) page: attention, quantize, dequantize, repack."""
         raise NotImplementedError
 
     def full(self):
@@ -200,7 +200,7 @@ class Quantize(Case):
     def instances(self) -> int:
         batch, heads, tokens, _ = self.x.shape
         pages = ceil(tokens / self.spec.key.residual)
-        return batch * heads * pages * (2 + len(self.layouts))
+        return batch * heads * pages * (1 if self.error else 2 + len(self.layouts))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ import numpy as np
 from kivi.conformance.case import Case
 from kivi.conformance.floats import fmt
 from kivi.conformance.traces.ties import of_groups as groups_of
+from kivi.conformance.traces.ties import one_side_quick
 
 CONSTANTS = [0.0, -0.0, 1.5, -1.5, 100.0, 1e-3, -65504.0, 0.1, 2.0**-24, 1e-6, -3.14159]
 
@@ -33,10 +34,10 @@ def cases() -> list[Case]:
     constants = np.array([[c] * 8 for c in CONSTANTS])
     out: list[Case] = []
     for dtype in ("float16", "bfloat16", "float32"):
-        out += of_groups(f"constant.{dtype}", "scale 1, codes 0, the constant comes back", constants, dtype, (1, 2, 3), bits=2)
-        out += of_groups(f"constant.staged.{dtype}", "the same, staged", constants, dtype, (1, 2, 3), bits=2, numerics="staged")
-        out += of_groups(f"ulp.{dtype}", "one ulp wide is not constant", lambda d=dtype: one_ulp(d), dtype, (3,), bits=2, metadata="input")
-        out += of_groups(f"ulp.staged.{dtype}", "one ulp wide, staged", lambda d=dtype: one_ulp(d), dtype, (3,), bits=4, numerics="staged")
+        out += of_groups(f"constant.{dtype}", "scale 1, codes 0, the constant comes back", constants, dtype, (1, 2, 3), bits=2, metadata="input")
+        out += one_side_quick(of_groups(f"constant.staged.{dtype}", "the same, staged", constants, dtype, (1, 2, 3), bits=2, numerics="staged"), len(dtype))
+        out += one_side_quick(of_groups(f"ulp.{dtype}", "one ulp wide is not constant", lambda d=dtype: one_ulp(d), dtype, (3,), bits=2, metadata="input"), len(dtype))
+        out += one_side_quick(of_groups(f"ulp.staged.{dtype}", "one ulp wide, staged", lambda d=dtype: one_ulp(d), dtype, (3,), bits=4, numerics="staged"), len(dtype) + 1)
     for bits in (1, 3, 4, 8):
         out += of_groups(f"constant.b{bits}", "every width: all stored scales are finite", constants, "float16", (2,), bits=bits)
     out += of_groups("constant.rounded", "a constant that fp16 metadata cannot hold comes back as its rounding", constants + 1e-4, "float32", (2,), bits=8)
@@ -46,8 +47,9 @@ def cases() -> list[Case]:
     for step, dtype, metadata in ((1e-39, "float32", "float32"), (1e-39, "float32", "float16"), (1e-39, "bfloat16", "bfloat16"), (1e-44, "float32", "float32"),
                                   (6e-8, "float16", "float16"), (6e-8, "float32", "float16"), (2e-8, "float32", "float16"), (1e-7, "float16", "float32")):  # fmt: skip
         tag = f"{step:g}.{dtype}.{metadata}"
-        out += of_groups(f"subnormal.{tag}", "subnormal ranges are not flushed", narrow(0.0, step), dtype, (7,), bits=2, metadata=metadata)
-        out += of_groups(f"subnormal-wide.{tag}", "subnormal steps, eight bits", narrow(0.0, step), dtype, (7,), bits=8, metadata=metadata)
+        turn = len(out) // 4
+        out += one_side_quick(of_groups(f"subnormal.{tag}", "subnormal ranges are not flushed", narrow(0.0, step), dtype, (7,), bits=2, metadata=metadata), turn)
+        out += one_side_quick(of_groups(f"subnormal-wide.{tag}", "subnormal steps, eight bits", narrow(0.0, step), dtype, (7,), bits=8, metadata=metadata), turn + 1)
     out += of_groups("subnormal.staged", "fp16 subnormals, staged", narrow(0.0, 6e-8), "float16", (7,), bits=2, numerics="staged")
     out += of_groups("subnormal.staged4", "fp16 scale that underflows, staged", narrow(0.0, 6e-8), "float16", (7,), bits=8, numerics="staged")
     out += of_groups("one-sided", "the grid need not contain zero: [1, 2], [5, 6], [-6, -5]", [[1.0, 2.0] * 4, [5 + i / 7 for i in range(8)], [-5 - i / 7 for i in range(8)]],

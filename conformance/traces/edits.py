@@ -23,7 +23,8 @@ from kivi.conformance.case import (
 )
 from kivi.conformance.inputs import make
 
-TWO = Geometry(batch=2, q_heads=2, kv_heads=2, dtype="float32")
+TWO = Geometry(batch=2, q_heads=2, kv_heads=1, dtype="float32")
+HEADS = Geometry(batch=2, q_heads=4, kv_heads=2, dtype="float32")
 ONE = Geometry(dtype="float32")
 
 
@@ -44,7 +45,7 @@ def cases() -> list[Case]:
         stream("crop-ragged", "one crop a request", (Attend(39, counts=(39, 20)), Crop((30, 20)), Attend(3), Crop((0, 13)), Attend(19)), 3),
         stream("crop-wide", "crop between the frontiers of a wide value window", (start, Crop(18), Attend(9), Attend(9)), 4, ONE, value__residual=32),
         stream("crop-refused", "t < 0 and t > T", (Attend(9), Refused(Crop(-1), "InputError"), Refused(Crop(10), "InputError"), Refused(Crop((9, 10)), "InputError"), Attend()), 5),
-        stream("reorder", "beams swap and merge", (Attend(39, counts=(39, 22)), Reorder((1, 0)), Attend(2), Reorder((1, 1)), Attend(), Attend(17)), 6),
+        stream("reorder", "beams swap and merge", (Attend(39, counts=(39, 22)), Reorder((1, 0)), Attend(2), Reorder((1, 1)), Attend(), Attend(17)), 6, HEADS),
         stream("reorder-short", "reorder while nothing is sealed, then with an empty residual", (Attend(3), Reorder((1, 0)), Attend(13), Reorder((1, 0)), *decode(2)), 7),
         stream("select", "keep one row, then double it", (Attend(21, counts=(21, 18)), Select((1,)), Attend(2), Repeat(2), Attend(), Attend(15)), 8),
         stream("repeat", "copies lie side by side and part ways", (Attend(18, counts=(18, 7)), Repeat(2), Attend(4, counts=(4, 0, 1, 3)), Attend(14), Select((3, 0))), 9),
@@ -56,7 +57,7 @@ def cases() -> list[Case]:
         stream("reload-empty", "an empty cache can be saved", (Reload(), Attend(17), Reset(), Reload(), Attend(2)), 15),
         stream("reload-bf16", "metadata and rows of bf16, values of another width", (Attend(19, counts=(19, 7)), Reload(), Attend(16)), 16,
                Geometry(batch=2, q_heads=4, kv_heads=2, value_head_dim=80, dtype="bfloat16"), key__metadata="bfloat16", value__bits=3, numerics="portable"),
-        stream("history", "a long mixed life", (Attend(20, counts=(20, 13)), Fork(), Attend(3), Swap(), Reorder((1, 0)), Attend(15), Crop((30, 28)), Reload(), Attend(4, counts=(4, 0)),
-               Repeat(2), Attend(2), Select((0, 3)), Attend(17), Crop((40, 20)), Attend(3)), 17, order="seal_then_attend"),
+        stream("history", "a long mixed life", (Attend(20, counts=(20, 13)), Fork(), Attend(3), Swap(), Reorder((1, 0)), Attend(15), Crop((27, 30)), Reload(), Attend(4, counts=(4, 0)),
+               Repeat(2), Attend(2), Select((0, 3)), Attend(17), Crop((40, 35)), Attend(3)), 17, order="seal_then_attend"),
     ]  # fmt: skip
     return out

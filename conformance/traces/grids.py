@@ -33,10 +33,10 @@ def cases() -> list[Case]:
             if any(one.id.endswith(name) for one in out):
                 continue
             group, which = row["group"], row["which"]
-            spec = spec_of({"key.group": group, "key.residual": 32, "value.group": group, "value.residual": 32, "numerics": row["numerics"],
+            spec = spec_of({"key.group": group, "key.residual": 64, "value.group": group, "value.residual": 64, "numerics": row["numerics"],
                             f"{which}.bits": row["bits"], f"{which}.metadata": row["metadata"]})  # fmt: skip
             tokens = 64 if which == "key" else 35
-            shape, seed = ((2, 2, tokens, row["dim"]), len(out))
+            shape, seed = ((1 + (len(out) % 4 == 0), 2, tokens, row["dim"]), len(out))
             out.append(Quantize(id=f"quantize/grids.{name}", about="codes, scales, origins and decoded values of a tensor", spec=spec, which=which, dtype=row["dtype"],
                                 make=lambda shape=shape, seed=seed: tensor(shape, seed), layouts=(), size=size))  # type: ignore[arg-type]  # fmt: skip
     return out

@@ -28,11 +28,11 @@ def cases() -> list[Case]:
     error = "NonFiniteError"
     out: list[Case] = []
     for dtype in ("float16", "bfloat16", "float32"):
-        for name, value in (("nan", NAN), ("inf", INF), ("minus-inf", -INF)):
+        for i, (name, value) in enumerate((("nan", NAN), ("inf", INF), ("minus-inf", -INF))):
             for which in ("key", "value"):
                 out.append(
                     Quantize(id=f"quantize/nonfinite.reject.{name}.{dtype}.{which}", about="the error names request, head, token and channel", spec=spec_of({}), which=which,  # type: ignore[arg-type]
-                             make=spoiled((1, 0, 13, 21, value)), dtype=dtype, error=error, says=("request 1", "head 0", "token 13", "channel 21"), reports=(8,))
+                             make=spoiled((1, 0, 13, 21, value)), dtype=dtype, size="quick" if (i + len(dtype)) % 2 == (which == "key") else "full", error=error, says=("request 1", "head 0", "token 13", "channel 21"), reports=(8,))
                 )  # fmt: skip
     groups = {
         "one": [(1, 0, 13, 21, NAN)],
@@ -46,7 +46,8 @@ def cases() -> list[Case]:
                 out.append(
                     Quantize(id=f"quantize/nonfinite.propagate.{name}.{numerics}.{which}", about="that group has origin NaN, scale 1, codes 0; its neighbours are untouched",
                              spec=spec_of({"nonfinite": "propagate", "numerics": numerics}), which=which, make=spoiled(*places), reports=(8,),  # type: ignore[arg-type]
-                             dtype="float32" if name == "mixed" else "bfloat16" if name == "first" else "float16")
+                             dtype="float32" if name == "mixed" else "bfloat16" if name == "first" else "float16",
+                             size="quick" if (which == "key") == (numerics == "portable") or name == "mixed" else "full")
                 )  # fmt: skip
     two = Geometry(batch=2, q_heads=4, kv_heads=2, dtype="float32")
 

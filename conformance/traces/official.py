@@ -112,7 +112,7 @@ def cases() -> list[Case]:
         which = {"k": "key", "v": "value"}[entry["tensor"]]
         out.append(Special(id=f"quantize/official.{entry['key']}", profile="quantize", about="bit for bit what the official packer stores", run=quantized(entry, which), cost=2))
     for entry in golden_index("official_stream")["cases"]:
-        quick = {"flash.gqa.b2.n70": 27, "flash.mha.b4.n5": 29}.get(entry["key"])
+        quick = {"flash.gqa.b2.n70": 27, "plain.mha.b4.n64": 3}.get(entry["key"])
         for size, steps in (("quick", quick), ("full", entry["decode_steps"])):
             if steps:
                 run, cost = trajectory(entry, steps)

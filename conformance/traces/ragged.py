@@ -28,7 +28,7 @@ def cases() -> list[Case]:
         stream("padding", "1e4 in the padding: neither attended to nor in a range", (Attend(20, counts=(17, 5), padding=1e4), Attend(14, counts=(1, 14), padding=1e4), *decode(1)), 3, two, (26,)),
         stream("padding-nan", "NaN in the padding is not looked at", (Attend(20, counts=(17, 5), padding=NAN), Attend(14, counts=(1, 14), padding=NAN), *decode(1)), 4, two, (26,)),
         stream("padding-propagate", "NaN in the padding reaches nothing", (Attend(20, counts=(17, 5), padding=NAN), *decode(1)), 5, two, (26,), nonfinite="propagate"),
-        stream("pause", "a request that takes no part is not touched", (Attend(15), *(Attend(1, counts=(1, 0)),) * 3, Attend(5, counts=(0, 5)), Attend(1, counts=(0, 1)), *decode(2)), 6, two),
+        stream("pause", "a request that takes no part is not touched", (Attend(15), *(Attend(1, counts=(1, 0)),) * 2, Attend(5, counts=(0, 5)), Attend(1, counts=(0, 1)), *decode(2)), 6, two),
         stream("none", "a call in which nobody takes part", (Attend(2, counts=(0, 0)), Attend(16), Attend(1, counts=(0, 0)), *decode(1)), 7, two),
         stream("contrast", "a neighbour a thousand times as large", (Attend(19, counts=(19, 5)), Attend(14), *decode(2)), 8, two, (23,), "contrast"),
         stream("uniform", "uniform weights at unequal lengths", (Attend(20, counts=(3, 20)), Attend(16, counts=(16, 1)), *decode(1)), 9,

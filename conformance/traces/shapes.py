@@ -7,7 +7,7 @@ from typing import Any
 from kivi.conformance.case import Attend, Case, Geometry, Stream, decode, spec_of
 from kivi.conformance.inputs import make
 
-EVENTS = (Attend(18), *decode(2), Attend(14))
+EVENTS = (Attend(18), *decode(1), Attend(14))
 
 
 def stream(name: str, about: str, geometry: Geometry, seed: int, kind: str = "rich", reports: tuple[int, ...] = (), size: str = "quick", **changes: Any) -> Stream:

@@ -23,6 +23,7 @@ TEACHING = {
     "packing.layout": "bytes_lsb",
 }
 SMALL = Geometry(batch=2, q_heads=4, kv_heads=2, head_dim=8, dtype="float32")
+LONE = Geometry(batch=1, q_heads=2, kv_heads=2, head_dim=8, dtype="float32")
 
 
 def expect(what: str, got: Any, expected: Any) -> None:
@@ -107,9 +108,9 @@ def special(name: str, about: str, run: Any, profile: str = "stream", cost: int 
     return Special(id=f"{profile}/worked.{name}", profile=profile, about=about, run=run, cost=cost, reports=reports)  # type: ignore[arg-type]
 
 
-def stream(name: str, about: str, events: tuple[Any, ...], seed: int, reports: tuple[int, ...] = (), **changes: Any) -> Stream:
+def stream(name: str, about: str, events: tuple[Any, ...], seed: int, reports: tuple[int, ...] = (), geometry: Geometry = SMALL, **changes: Any) -> Stream:
     spec = spec_of({**TEACHING, **{k.replace("__", "."): v for k, v in changes.items()}})
-    return Stream(id=f"stream/worked.{name}", about=about, spec=spec, geometry=SMALL, inputs=make("rich", seed), events=events, reports=reports)
+    return Stream(id=f"stream/worked.{name}", about=about, spec=spec, geometry=geometry, inputs=make("rich", seed), events=events, reports=reports)
 
 
 def cases() -> list[Case]:
@@ -120,8 +121,8 @@ def cases() -> list[Case]:
         special("order", "attend, then seal", order("attend_then_seal", [2.07373, 4.903662, 0.784142, 1.238466], [2.128507, 4.676657, 1.118463, 2.453681])),
         special("order-paper", "seal, then attend", order(paper, [1.971041, 4.979605, 0.778497, 1.270857], [2.128507, 4.642511, 1.118463, 2.453681])),
         special("crop", "crop below the frontiers, then go on", cropped, reports=(21,)),
-        stream("steps", "ten single steps, both frontiers passed twice", decode(10), 1),
-        stream("steps-paper", "the same in the paper's order", decode(10), 1, order=paper),
+        stream("steps", "ten single steps, both frontiers passed twice", decode(10), 1, (), LONE),
+        stream("steps-paper", "the same in the paper's order", decode(10), 1, (), LONE, order=paper),
         stream("ragged", "requests of different length, one of them idle, padding of 1e4", (
             Attend(6, counts=(6, 3), padding=1e4), Attend(3, counts=(0, 3), padding=1e4), Attend(2, counts=(2, 1), padding=1e4), *decode(3)), 2, (26, 30)),
         stream("edits", "every edit of the batch, small", (
@@ -129,5 +130,5 @@ def cases() -> list[Case]:
             Select((1,)), Repeat(2), Attend(2), Reset(), *decode(5)), 3, (21, 39)),
         stream("pending", "drafts kept in part, dropped, and refused edits", (
             Attend(3), draft(3), Refused(Attend(), "PendingTokensError"), Refused(Crop(1), "PendingTokensError"), Commit((1, 2)), draft(2), draft(2), Rollback(),
-            Attend(), draft(6), Commit(5), *decode(2)), 4, (19,)),
+            Attend(), draft(6), Commit(5), *decode(2)), 4, (19,), Geometry(batch=2, q_heads=2, head_dim=8, dtype="float32")),
     ]  # fmt: skip

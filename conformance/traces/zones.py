@@ -24,7 +24,7 @@ def stream(name: str, about: str, inputs: Inputs, events: tuple[Any, ...], geome
 
 
 def cases() -> list[Case]:
-    walk = (Attend(14), *decode(6), Attend(3), Attend(17), *decode(4))
+    walk = (Attend(14), *decode(3), Attend(3), Attend(19), *decode(2))
     out: list[Case] = []
     for order in ("attend_then_seal", PAPER):
         tag = "" if order != PAPER else "-paper"
@@ -35,9 +35,9 @@ def cases() -> list[Case]:
         ]
     two = Geometry(batch=2, q_heads=4, kv_heads=2, dtype="float32")
     out += [
-        stream("uniform-wide", "a value window longer than the key window", make("uniform", 4), walk, two, value__residual=32),
+        stream("uniform-wide", "a value window longer than the key window", make("uniform", 4), walk[3:], two, value__residual=32),
         stream("needle-ragged", "needles in a ragged batch", make("needle", 5), (Attend(20, counts=(20, 11)), Attend(6, counts=(2, 6)), *decode(2), Attend(17, counts=(17, 0)), *decode(2)), two),
-        stream("steps", "value sizes from 1/16 to 32 side by side", make("steps", 6), walk, two, value__bits=4),
+        stream("steps", "value sizes from 1/16 to 32 side by side", make("steps", 6), walk, Geometry(q_heads=2, dtype="float32"), value__bits=4),
         stream("uniform-half", "uniform weights in fp16: sums of 50 terms", make("uniform", 7), walk, Geometry(q_heads=2, kv_heads=2)),
         stream("needle-bf16", "needles in bf16", make("needle", 8), walk, Geometry(q_heads=2, dtype="bfloat16")),
     ]  # fmt: skip

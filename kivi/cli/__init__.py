@@ -2,7 +2,8 @@
 
 A command's module is imported when the command is named, so `kivi --version` loads neither NumPy nor a backend. Exit codes:
 0 good; 1 the check failed; 2 wrong usage, or a request that kivi cannot serve. An error of kivi's own tree is one line on
-stderr, or with `--json` an object `{"error": {"type", "message"}}` on stdout; anything else is a defect and keeps its traceback.
+stderr, and with `--json` also an object `{"error": {"type", "message"}}` on stdout; anything else is a defect and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ class Commands(click.Group):
 
 def _report(error: Exception, arguments: list[str], code: int) -> int:
     """Prints the error in the form that the arguments ask for; returns the exit code."""
-    if any(a == "--json" or a.startswith("--json=") for a in arguments):
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        kind = "UsageError" if isinstance(error, click.UsageError) else type(error).__name__
-        click.echo(json.dumps({"error": {"type": kind, "message": message}}))
-    elif isinstance(error, click.ClickException):
+    if isinstance(error, click.ClickException):
+        kind, message = "UsageError" if isinstance(error, click.UsageError) else type(error).__name__, error.format_message()
         error.show()
     else:
-        click.echo(f"kivi: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
+        kind, message = type(error).__name__, str(error)
+        click.echo(f"kivi: {kind}: {' '.join(message.split())}", err=True)
+    if any(a == "--json" or a.startswith("--json=") for a in arguments):
+        click.echo(json.dumps({"error": {"type": kind, "message": message}}))
     return code
 
 

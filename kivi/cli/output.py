@@ -39,14 +39,16 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, rig
 
 
 def progress() -> Progress:
-    """A progress bar on stderr, gone when done."""
+    """A progress bar on stderr, gone when done; none where stderr is not a terminal."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
 
 

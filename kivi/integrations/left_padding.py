@@ -116,8 +116,10 @@ def _read(mask: Any, batch: int, width: int, n: int) -> np.ndarray:
     for row, seen in enumerate(visible):
         shown = seen[-1]
         first = int(shown.argmax()) if shown.any() else total
-        real = max(n - max(first - width, 0), 0)        # what a padding query sees does not matter
-        if not (seen[n - real :] == (causal & (slots >= first))[n - real :]).all():
+        real = max(n - max(first - width, 0), 0)
+        blank = seen[: n - real]                        # queries of padding see nothing, or all of it where sdpa needs something to see
+        right = (seen[n - real :] == (causal & (slots >= first))[n - real :]).all() and (blank == blank[:, :1]).all()
+        if not right:
             raise IntegrationError(_describe(seen, first, width, row))
         padding[row] = first
     return np.broadcast_to(padding, (batch,)).copy()

@@ -236,20 +236,18 @@ class KiviLayer(CacheLayerMixin):
             self.kv.commit()
 
     def _ready(self, query: Any, new: NewTokens, scale: float | None) -> None:
+        """Make the cache for the first tokens, or check that these are of the same kind."""
         batch, q_heads, _, head_dim = query.shape
-        shape = {
-            "batch": batch, "q_heads": q_heads, "kv_heads": new.key.shape[1], "head_dim": head_dim, "value_head_dim": new.value.shape[-1],
-            "dtype": str(new.key.dtype).removeprefix("torch."), "scale": scale,
-        }  # fmt: skip
-        if self.kv is None or (self.width == 0 and shape != self._shape):
+        shape = {"q_heads": q_heads, "kv_heads": new.key.shape[1], "head_dim": head_dim, "value_head_dim": new.value.shape[-1]}
+        shape |= {"dtype": str(new.key.dtype).removeprefix("torch."), "scale": scale}
+        if self.kv is None or (self.width == 0 and (batch, shape) != (self.kv.batch, self._shape)):
             options = dict(self.options)
             if options["device"] == "auto" and isinstance(options["backend"], str):
                 options["device"] = str(query.device)       # where the model runs, not where a backend would like to
-            self.kv, self._shape, self.is_initialized = kivi.KVCache(self.spec, **shape, **options), shape, True
+            self.kv, self._shape, self.is_initialized = kivi.KVCache(self.spec, batch=batch, **shape, **options), shape, True
         elif shape != self._shape:
-            wrong = {k: (self._shape[k], v) for k, v in shape.items() if v != self._shape[k]}
-            text = ", ".join(f"{k} was {old} and is now {now}" for k, (old, now) in wrong.items())
-            raise IntegrationError(f"layer {self.index}: {text}; a cache serves one model and one batch, so make a new KiviCache")
+            wrong = ", ".join(f"{k} was {self._shape[k]} and is now {v}" for k, v in shape.items() if v != self._shape[k])
+            raise IntegrationError(f"layer {self.index}: {wrong}; a cache serves one model, so make a new KiviCache for another")
 
 
 class NewTokens:

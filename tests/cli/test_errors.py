@@ -49,7 +49,7 @@ def test_help_lists_every_command():
     ],
 )
 def test_wrong_usage_and_impossible_requests(args, kind, says):
-    """Exit 2; one line on stderr, or one JSON object on stdout."""
+    """Exit 2; the message on stderr, and with --json an object on stdout."""
     plain = invoke(*args)
     assert plain.exit_code == 2
     assert plain.stdout == ""

@@ -30,17 +30,28 @@ def step(model, ids, cache, **options):
 # -- field report 39 --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", [4, 12, 21, 30], ids=["shorter", "as long as the prompt", "one less than stored", "stored"])
+@pytest.mark.parametrize("other", [4, 12, 30], ids=["shorter", "as long as the first prompt", "as long as what is stored"])
 def test_another_prompt_on_a_used_cache_raises(model, other):
+    """`generate()` cuts what the cache holds off the prompt, and would go on from another sequence with nothing new to say."""
     cache = KiviCache(SPEC, model.config)
     greedy(model, prompt(12), cache, new=19)
     assert cache.get_seq_length() == 30
     before = [(cache.kv[i].lengths(0), cache.kv[i].residual(0)["key"].clone()) for i in range(LAYERS)]
-    with pytest.raises(IntegrationError, match=r"(holds its tokens up to position 29|not longer than the sequence).*new KiviCache.*reset\(\)"):
+    with pytest.raises(IntegrationError, match=r"(not longer than the|up to position 29: it holds an earlier) sequence.*new KiviCache.*reset\(\)"):
         greedy(model, prompt(other, seed=5), cache)
     for i, (lengths, key) in enumerate(before):
         assert cache.kv[i].lengths(0) == lengths
         assert torch.equal(cache.kv[i].residual(0)["key"], key)
+
+
+def test_positions_that_start_again_raise(model):
+    cache = KiviCache(SPEC, model.config)
+    step(model, prompt(12), cache, position_ids=torch.arange(12)[None])
+    with pytest.raises(IntegrationError, match=r"request 0 goes on at position 0, but the cache holds its tokens up to position 11"):
+        step(model, prompt(5, seed=5), cache, position_ids=torch.arange(5)[None])
+    assert cache.get_seq_length() == 12
+    step(model, prompt(5, seed=5), cache, position_ids=torch.arange(12, 17)[None])
+    assert cache.kv[1].lengths(0).tokens == 17
 
 
 def test_a_new_cache_or_a_reset_one_equals_a_fresh_process(model):
@@ -226,13 +237,13 @@ def test_plain_generate_after_assisted_decoding_seals_again(model):
 def test_repeat_select_and_reorder(model):
     ids, mask, prompts = left_padded(20, 31)
     cache = KiviCache(SPEC, model.config)
-    step(model, ids, cache, attention_mask=mask)
+    step(model, ids, cache, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(0))
     cache.batch_repeat_interleave(2)                    # 0 0 1 1
     cache.batch_select_indices(torch.tensor([3, 0, 1]))  # 1 0 0
     cache.reorder_cache(torch.tensor([1, 0, 0]))        # 0 1 1
     row_mask = torch.cat([mask[[0, 1, 1]], torch.ones(3, 1, dtype=mask.dtype)], 1)
     token = torch.tensor([[7], [8], [9]])
-    logits = step(model, token, cache, attention_mask=row_mask)
+    logits = step(model, token, cache, attention_mask=row_mask, position_ids=row_mask.sum(1, keepdim=True) - 1)
     for row, source in enumerate((0, 1, 1)):
         solo = KiviCache(SPEC, model.config)
         step(model, prompts[source], solo)

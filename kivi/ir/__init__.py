@@ -1,0 +1,1 @@
+"""The intermediate representation: dialects on xDSL, a builder, and interpreters. Loaded for code generation only."""

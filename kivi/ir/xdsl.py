@@ -1,0 +1,87 @@
+"""The one place that imports xDSL, whose interface moves with every minor release: pinned exactly, adapted here."""
+
+from __future__ import annotations
+
+from xdsl.builder import ImplicitBuilder as ImplicitBuilder
+from xdsl.context import Context
+from xdsl.dialects import arith as arith
+from xdsl.dialects import func as func
+from xdsl.dialects import math as math
+from xdsl.dialects import scf as scf
+from xdsl.dialects.builtin import ArrayAttr as ArrayAttr
+from xdsl.dialects.builtin import BFloat16Type as BFloat16Type
+from xdsl.dialects.builtin import Builtin
+from xdsl.dialects.builtin import DenseArrayBase as DenseArrayBase
+from xdsl.dialects.builtin import FloatAttr as FloatAttr
+from xdsl.dialects.builtin import FunctionType as FunctionType
+from xdsl.dialects.builtin import IntegerAttr as IntegerAttr
+from xdsl.dialects.builtin import IntegerType as IntegerType
+from xdsl.dialects.builtin import ModuleOp as ModuleOp
+from xdsl.dialects.builtin import StringAttr as StringAttr
+from xdsl.dialects.builtin import TensorType as TensorType
+from xdsl.dialects.builtin import UnitAttr as UnitAttr
+from xdsl.dialects.builtin import bf16 as bf16
+from xdsl.dialects.builtin import f16 as f16
+from xdsl.dialects.builtin import f32 as f32
+from xdsl.dialects.builtin import f64 as f64
+from xdsl.dialects.builtin import i1 as i1
+from xdsl.dialects.builtin import i8 as i8
+from xdsl.dialects.builtin import i16 as i16
+from xdsl.dialects.builtin import i32 as i32
+from xdsl.dialects.builtin import i64 as i64
+from xdsl.dialects.utils.enum_attribute import EnumAttribute as EnumAttribute
+from xdsl.ir import Attribute as Attribute
+from xdsl.ir import Block as Block
+from xdsl.ir import BlockArgument as BlockArgument
+from xdsl.ir import Dialect as Dialect
+from xdsl.ir import Operation as Operation
+from xdsl.ir import ParametrizedAttribute as ParametrizedAttribute
+from xdsl.ir import Region as Region
+from xdsl.ir import SpacedOpaqueSyntaxAttribute as SpacedOpaqueSyntaxAttribute
+from xdsl.ir import SSAValue as SSAValue
+from xdsl.ir import TypeAttribute as TypeAttribute
+from xdsl.irdl import AttrSizedOperandSegments as AttrSizedOperandSegments
+from xdsl.irdl import IRDLOperation as IRDLOperation
+from xdsl.irdl import ParsePropInAttrDict as ParsePropInAttrDict
+from xdsl.irdl import irdl_attr_definition as irdl_attr_definition
+from xdsl.irdl import irdl_op_definition as irdl_op_definition
+from xdsl.irdl import operand_def as operand_def
+from xdsl.irdl import opt_operand_def as opt_operand_def
+from xdsl.irdl import param_def as param_def
+from xdsl.irdl import prop_def as prop_def
+from xdsl.irdl import result_def as result_def
+from xdsl.irdl import traits_def as traits_def
+from xdsl.parser import Parser
+from xdsl.traits import MemoryReadEffect as MemoryReadEffect
+from xdsl.traits import MemoryWriteEffect as MemoryWriteEffect
+from xdsl.traits import Pure as Pure
+from xdsl.transforms.canonicalize import CanonicalizePass
+from xdsl.transforms.common_subexpression_elimination import CommonSubexpressionElimination
+from xdsl.utils.exceptions import ParseError as ParseError
+from xdsl.utils.exceptions import VerifyException as VerifyException
+from xdsl.utils.str_enum import StrEnum as StrEnum
+
+UPSTREAM = (Builtin, arith.Arith, func.Func, math.Math, scf.Scf)
+
+
+def context(*dialects: Dialect) -> Context:
+    """A context that knows the upstream dialects in use and `dialects`."""
+    out = Context()
+    for dialect in (*UPSTREAM, *dialects):
+        out.load_dialect(dialect)
+    return out
+
+
+def parse(text: str, *dialects: Dialect) -> ModuleOp:
+    """A verified module from text. Raises `ParseError`, `VerifyException`."""
+    module = Parser(context(*dialects), text).parse_module()
+    module.verify()
+    return module
+
+
+def clean(module: ModuleOp, *dialects: Dialect) -> None:
+    """Common subexpressions and dead code removed, constants folded, in place."""
+    ctx = context(*dialects)
+    CanonicalizePass().apply(ctx, module)
+    CommonSubexpressionElimination().apply(ctx, module)
+    CanonicalizePass().apply(ctx, module)

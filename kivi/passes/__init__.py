@@ -1,0 +1,1 @@
+"""Lowerings and rewrites, one a file."""

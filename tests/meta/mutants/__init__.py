@@ -1,0 +1,34 @@
+"""Deliberately wrong backends and caches, one fault each.
+
+A mutant is a function that puts its fault in place with `patch` (pytest's MonkeyPatch), or returns a `Subject` that has it. Its
+docstring says what is wrong. They stand on the reference backend and on `KVCache`, which the naive model of the suite shares no
+code with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kivi.conformance import Subject
+
+Mutant = Callable[[pytest.MonkeyPatch], Subject | None]
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(function: Any) -> Any:
+    """Register a mutant under its function's name."""
+    assert function.__name__ not in MUTANTS, function.__name__
+    assert function.__doc__, f"{function.__name__} does not say what is wrong"
+    MUTANTS[function.__name__] = function
+    return function
+
+
+def every() -> dict[str, Mutant]:
+    """All mutants by name."""
+    from tests.meta.mutants import attention, cache, packing, quantize, storage
+
+    assert all((attention, cache, packing, quantize, storage))
+    return MUTANTS
