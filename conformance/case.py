@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kivi.conformance.inputs import Inputs
+from kivi.conformance.floats import cast
+from kivi.conformance.inputs import Inputs, frozen
 from kivi.spec import CacheSpec
 
 Profile = Literal["quantize", "attention", "stream"]
@@ -192,9 +193,7 @@ class Quantize(Case):
 
     @cached_property
     def x(self) -> np.ndarray:
-        from kivi.conformance.floats import cast
-
-        return cast(self.make(), self.dtype)
+        return frozen(cast(self.make(), self.dtype))
 
     @property
     def instances(self) -> int:

@@ -83,7 +83,7 @@ def check_layout(one: c.Quantize, subject: Subject, native: Any, codes: np.ndarr
     same(f"{layout} {one.which} codes", packed.codes(), codes, tally)
     back = packed.repack(native.layout)
     same(f"{native.layout} words after {layout} and back", back.words, np.asarray(native.words), tally)
-    straight = subject.quantize(one.x, one.spec, one.which, layout=layout)
+    straight = subject.quantize(one.x.copy(), one.spec, one.which, layout=layout)
     same(f"{layout} words of a tensor quantized to it", straight.words, words, tally)
     same(f"{layout} scale", straight.scale, np.asarray(native.scale), tally)
     same(f"{layout} origin", straight.origin, np.asarray(native.origin), tally)
@@ -138,6 +138,10 @@ def call(cache: Any, step: Step, event: c.Attend) -> Any:
     arrays = [view(a, event.view) for a in step.inputs]
     try:
         out = cache.attend(*arrays, counts=None if event.counts is None else list(event.counts), commit=event.commit)
+    except errors.InputError as error:
+        if isinstance(step.event, c.Refused):
+            raise
+        raise Mismatch(f"good input is refused: {type(error).__name__}: {error}") from None
     finally:
         for name, array, original in zip("qkv", arrays, step.inputs, strict=True):
             same(f"the caller's {name}", array, original)
@@ -168,6 +172,8 @@ def compare_outputs(out: Any, step: Step, dtype: str, numerics: Numerics, tally:
 
 
 def compare_state(cache: Any, step: Step, spec: Any, tally: Tally) -> None:
+    if cache.batch != len(step.lengths):
+        raise Mismatch(f"the cache has {cache.batch} requests, expected {len(step.lengths)}")
     for b, (lengths, pending) in enumerate(zip(step.lengths, step.pending, strict=True)):
         got = cache.lengths(b)
         found = {name: int(getattr(got, name)) for name in lengths}

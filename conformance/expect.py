@@ -11,6 +11,7 @@ import numpy as np
 
 from kivi.conformance import case as c
 from kivi.conformance.floats import cast
+from kivi.conformance.inputs import frozen
 from kivi.conformance.model import NaiveCache, Sealed
 from kivi.conformance.oracle import Attended, attend
 
@@ -97,7 +98,7 @@ def poked(x: np.ndarray, name: str, event: c.Attend) -> np.ndarray:
     for poke in event.pokes:
         if poke.tensor == name:
             x[poke.request, poke.head, poke.token, poke.channel] = poke.value
-    return x
+    return frozen(x)
 
 
 def apply(cache: Any, event: Any) -> None:

@@ -137,7 +137,14 @@ def golden(name: str) -> dict[str, np.ndarray]:
     """The arrays of `golden/<name>.safetensors`."""
     from safetensors.numpy import load
 
-    return load((resources.files(__package__) / "golden" / f"{name}.safetensors").read_bytes())
+    arrays = load((resources.files(__package__) / "golden" / f"{name}.safetensors").read_bytes())
+    return {key: frozen(array) for key, array in arrays.items()}
+
+
+def frozen(x: np.ndarray) -> np.ndarray:
+    """`x`, read-only: what the suite keeps must survive a subject that writes into its inputs."""
+    x.flags.writeable = False
+    return x
 
 
 @cache
@@ -152,21 +159,21 @@ def golden_index(name: str) -> dict[str, Any]:
 
 
 def view(x: np.ndarray, kind: str) -> np.ndarray:
-    """The same numbers in another memory arrangement; what lies between them is 1e4, so reading past a stride shows.
+    """A copy of the numbers in another memory arrangement; what lies between them is 1e4, so reading past a stride shows.
 
     plain, transposed (token and head axes exchanged in memory), strided (every second channel), padded (rows longer than D),
     offset (starts inside a larger buffer), reversed (negative token stride), readonly.
     """
     if kind == "plain":
-        return np.ascontiguousarray(x)
+        return x.copy(order="C")
     if kind == "readonly":
-        out = np.ascontiguousarray(x)
+        out = x.copy(order="C")
         out.flags.writeable = False
         return out
     if kind == "transposed":
-        return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+        return x.transpose(0, 2, 1, 3).copy(order="C").transpose(0, 2, 1, 3)
     if kind == "reversed":
-        return np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1]
+        return x[:, :, ::-1].copy(order="C")[:, :, ::-1]
     b, h, n, d = x.shape
     sizes, index = {
         "strided": ((b, h, n, 2 * d), np.s_[..., ::2]),

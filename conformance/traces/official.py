@@ -41,7 +41,7 @@ def quantized(entry: dict[str, Any], which: str):
         x = data[key.rsplit(".", 1)[0] + ".input"]
         spec = spec_of({"numerics": "staged", "nonfinite": "propagate", "overflow": "saturate", "packing.layout": "official_int32", "key.group": group, "key.residual": 128,
                         "value.group": group, "value.residual": 128, f"{which}.bits": bits})  # fmt: skip
-        qt = subject.quantize(x, spec, which)
+        qt = subject.quantize(x.copy(), spec, which)
         whole = data[f"{key}.degenerate_group"] == 0
         if which == "key":  # the official packer takes keys transposed
             scale, origin = (np.ascontiguousarray(np.swapaxes(np.asarray(a), -1, -2)) for a in (qt.scale, qt.origin))
@@ -76,7 +76,7 @@ def trajectory(entry: dict[str, Any], steps: int):
         out = golden("official_stream")[f"{key}.out"].reshape(-1, heads, dim).transpose(1, 0, 2)
         at = 0
         for step, row in zip(expectation(stream), entry["states"], strict=False):
-            got = np.asarray(cache.attend(*step.inputs))  # type: ignore[misc]
+            got = np.asarray(cache.attend(*(x.copy() for x in step.inputs)))  # type: ignore[misc]
             found = cache.lengths(0)
             state = [found.tokens, found.key_sealed, found.key_residual, found.value_sealed, found.value_residual]
             if state != row:

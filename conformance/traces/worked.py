@@ -75,7 +75,7 @@ def order(name: str, fourth: list[float], fifth: list[float]):
     def run(subject: Subject, tally: Tally) -> None:
         cache = one_head(subject, {**TEACHING, "key.group": 4, "value.group": 4, "order": name}, 4, 0.5)
         for i, expected in enumerate(outputs):
-            near(f"the output of call {i + 1}", cache.attend(q, k[i], v[i])[0, 0, 0], expected, 1e-6)
+            near(f"the output of call {i + 1}", cache.attend(q.copy(), k[i].copy(), v[i].copy())[0, 0, 0], expected, 1e-6)
         codes = np.asarray(cache.sealed(0)["key"][0][1].codes())[0, 0].tolist()
         expect("the key codes", codes, [[0, 0, 0, 0], [0, 1, 0, 0], [1, 2, 0, 0], [3, 3, 0, 0]])
         expect("the first value's codes", np.asarray(cache.sealed(0)["value"][0][1].codes())[0, 0].tolist(), [[0, 0, 1, 3]])

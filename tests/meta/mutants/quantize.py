@@ -379,7 +379,10 @@ def _regrouped(patch, which, change) -> None:
     def wrong(x, rule):
         if rule.which != which:
             return honest(x, rule)
-        _, scale, origin, clamped = honest(change(x, rule), rule)
+        changed = change(x, rule)
+        if np.array_equal(changed, x):
+            return honest(x, rule)
+        _, scale, origin, clamped = honest(changed, rule)
         spread = [reference.spread(a.astype(np.float32), x, rule.which, rule.group) for a in (scale, origin)]
         with np.errstate(all="ignore"):
             codes = np.rint(np.clip((x.astype(np.float32) - spread[1]) / spread[0], 0, 2**rule.bits - 1))
