@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -52,16 +52,23 @@ class Numerics:
         return cls(**table)
 
 
+class Bound(NamedTuple):
+    """Largest legal |output - exact|, [r, Dv], and the part of it that rounding the output to its dtype may take."""
+
+    total: np.ndarray
+    rounding: np.ndarray
+
+
 @lru_cache(maxsize=65536)
-def output_bound(exact: Attended, numerics: Numerics, dtype: str) -> np.ndarray:
-    """Largest legal |output - exact.out|, [r, Dv]; inf where the declared arithmetic promises nothing."""
+def output_bound(exact: Attended, numerics: Numerics, dtype: str) -> Bound:
+    """The bound of each element of `exact.out`; inf where the declared arithmetic promises nothing."""
     error = computed_bound(exact, numerics)
     error = error * (1.0 + fmt("float64").unit / fmt(numerics.accumulate).unit)  # the oracle's own float64 roundings
     size = np.abs(exact.out) + error
     known = np.isfinite(size)
     half = np.where(known, fmt(dtype).half_ulp(np.where(known, size, 0.0)), np.inf)
     through = fmt("float32").unit * size if fmt(dtype).p < 24 else 0.0  # a float64 result may pass through fp32 on its way out
-    return error + half + through
+    return Bound(error + half + through, half)
 
 
 def computed_bound(exact: Attended, numerics: Numerics) -> np.ndarray:

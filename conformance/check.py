@@ -11,7 +11,7 @@ import numpy as np
 from kivi import errors
 from kivi.conformance import case as c
 from kivi.conformance import packer, quantizer
-from kivi.conformance.bounds import Numerics, output_bound
+from kivi.conformance.bounds import Bound, Numerics, output_bound
 from kivi.conformance.compare import Mismatch, Tally, same, within
 from kivi.conformance.expect import RequestState, Step, apply, expectation
 from kivi.conformance.floats import NUMPY
@@ -164,10 +164,7 @@ def compare_outputs(out: Any, step: Step, dtype: str, numerics: Numerics, tally:
         if heads is None:
             continue
         exact = np.stack([h.out for h in heads])
-        bound = np.stack([output_bound(h, numerics, dtype) for h in heads])
-        size = max(float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0)), 1e-300)
-        finite = bound[~np.isnan(exact)]
-        tally.bound_loosest = max(tally.bound_loosest, float(finite.max(initial=0.0)) / size)
+        bound = Bound(*(np.stack(parts) for parts in zip(*(output_bound(h, numerics, dtype) for h in heads), strict=True)))
         within(f"output of request {b}", out[b, :, :count], exact, bound, dtype, tally, "head row channel")
 
 

@@ -131,6 +131,7 @@ def run_case(one: Case, subject: Subject) -> CaseResult:
         reports=list(one.reports),
         spec=one.spec.hash,
         bound_use=tally.bound_use if tally.elements else None,
+        pipeline_use=tally.pipeline_use if tally.elements else None,
         bound_excess=tally.excess or None,
         ulp={"max": tally.ulp_max, "mean": tally.ulp_mean, "elements": tally.elements} if tally.elements else None,
         exact_elements=tally.bits,

@@ -245,6 +245,7 @@ RULES: dict[type, Callable[..., str]] = {
     tile.BroadcastOp: lambda op, x: f"tl.broadcast_to({x}, {_shape(op.result.type)})",
     tile.ReshapeOp: lambda op, x: f"tl.reshape({x}, {_shape(op.result.type)})",
     tile.PermuteOp: lambda op, x: f"tl.permute({x}, {list(op.order.get_values())})",
+    tile.MultipleOp: lambda op, x: f"tl.multiple_of({x}, {op.of.value.data})",
     tile.CastOp: _cast,
     tile.CompareOp: _compare,
     tile.SelectOp: _select,

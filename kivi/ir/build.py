@@ -163,6 +163,10 @@ class Tile:
         moved = tuple(self.shape[i] for i in order)
         return Tile(_create(tile.PermuteOp, [self.value], tile_of(moved, self.element), order=DenseArrayBase.from_list(i64, list(order))))
 
+    def multiple_of(self, n: int) -> Tile:
+        """Promise that this scalar is a multiple of n."""
+        return Tile(_create(tile.MultipleOp, [self.value], self.value.type, of=_index(n)))
+
     # combinations
 
     def reduce(self, combine: str, axis: int) -> Tile:

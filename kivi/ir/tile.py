@@ -251,6 +251,22 @@ class PermuteOp(IRDLOperation):
         _expect(self.result.type == tile_of(moved, element_of(self.source.type)), f"expected shape {moved} of the same element type")
 
 
+@irdl_op_definition
+class MultipleOp(IRDLOperation):
+    """The source, which is promised to be a multiple of a constant: what a compiler needs to know to widen memory access."""
+
+    name = "tile.multiple"
+    source = operand_def()
+    of = prop_def(IntegerAttr.constr(i64))
+    result = result_def()
+    traits = traits_def(Pure())
+    assembly_format = "$source `of` $of attr-dict `:` type($source) `->` type($result)"
+
+    def verify_(self) -> None:
+        _expect(self.source.type == self.result.type and self.source.type in (i32, i64), "a multiple is an i32 or i64 scalar")
+        _expect(self.of.value.data > 0, f"{self.of.value.data} has no multiples to promise")
+
+
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +446,7 @@ Tile = Dialect(
         BroadcastOp,
         ReshapeOp,
         PermuteOp,
+        MultipleOp,
         CastOp,
         CompareOp,
         SelectOp,

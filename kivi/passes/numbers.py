@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kivi.dtypes import largest, largest_scale
-from kivi.ir.build import TYPES, Pointer, Tile, constant, where
+from kivi.ir.build import TYPES, Pointer, Tile, where
 from kivi.ir.tile import PtrType
-from kivi.ir.xdsl import f16, f32, i1, i8, i16, i32
+from kivi.ir.xdsl import f16, f32, i16, i32
 from kivi.spec import CacheSpec
 
 
@@ -82,8 +82,8 @@ def is_finite(x: Tile) -> Tile:
 def scale_and_origin(low: Tile, high: Tile, bad: Tile, n: Numbers) -> tuple[Tile, Tile, Tile]:
     """(scale, origin, overflow) of groups with finite extremes `low` and `high`: SPEC 3.2, 3.3, 3.5 to 3.7.
 
-    `bad` marks groups that hold NaN or Inf. overflow is true where the metadata dtype cannot hold a number; under "saturate" the
-    number is clamped, under "reject" the caller must refuse the step.
+    `bad` marks groups that hold NaN or Inf. overflow (i32) counts the numbers of a group that the metadata dtype cannot hold; they
+    are clamped, and under "reject" the caller must refuse the step.
     """
     span = high - low
     if n.numerics == "staged":
@@ -91,7 +91,7 @@ def scale_and_origin(low: Tile, high: Tile, bad: Tile, n: Numbers) -> tuple[Tile
     scale = rounded(span / float(n.top), n.metadata)
     origin = rounded(low, n.metadata) + 0.0  # -0 is stored as +0
     limit, most = largest_scale(n.metadata, n.bits), largest(n.metadata)
-    overflow = (scale > limit) | (origin < -most) | (origin > most)
+    overflow = where(scale > limit, 1, scale.bits(i32) * 0) + where((origin < -most) | (origin > most), 1, scale.bits(i32) * 0)
     scale = scale.minimum(limit)
     origin = origin.maximum(-most).minimum(most)
     scale = where(scale.equals(0.0) | bad, 1.0, scale)
@@ -120,12 +120,3 @@ def round_half_even(x: Tile) -> Tile:
 def dequantized(code: Tile, scale: Tile, origin: Tile) -> Tile:
     """float32 scale * code + origin, two roundings: SPEC 3.4."""
     return scale * code.to(f32) + origin
-
-
-def truth(x: Tile) -> Tile:
-    """A condition as 0 or 1 in i8, for storing."""
-    return where(x, constant(1, i8), constant(0, i8))
-
-
-def false(shape: tuple[int, ...]) -> Tile:
-    return constant(0, i1).spread(shape)

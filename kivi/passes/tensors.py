@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kivi.ir.build import Pointer, Tile, indices, kernel, pointer, program_id
+from kivi.ir.build import Pointer, Tile, indices, kernel, pointer, program_id, where
 from kivi.ir.xdsl import Attribute, ModuleOp, i8, i32, i64
 from kivi.layout import Arrangement
 from kivi.passes import numbers
@@ -52,7 +52,7 @@ def element_offset(heads: Tile, x_batch: Tile, x_head: Tile) -> Tile:
 
 
 def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
-    """Scales and origins of x. Flags [programs] say whether a number exceeded the metadata dtype."""
+    """Scales and origins of x. flag [programs] counts numbers that exceed the metadata dtype."""
     width = power(n.group)
     lanes = min(power(channels), 64) if which == "key" else power(-(-channels // n.group))
     rows = max(1, ELEMENTS // (width * lanes))
@@ -77,7 +77,7 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
             offset = ((program_id(0) * tokens + outer).to(i64) * per_row).spread(s.shape) + lane.to(i64).spread(s.shape)
         numbers.store_float(scale, n.metadata, offset, s, mask)
         numbers.store_float(origin, n.metadata, offset, o, mask)
-        hit = numbers.truth(over & mask).to(i32).reduce("max", 0).reduce("max", 1).to(i8)
+        hit = where(mask, over, 0).reduce("add", 0).reduce("add", 1)
         number = (program_id(0) * blocks + program_id(1)) * (-(-channels // lanes) if which == "key" else 1)
         number = number + program_id(2) if which == "key" else number
         flag.store(number.spread((1, 1)), hit)
@@ -86,7 +86,7 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
         "x": float_pointer(n.dtype),
         "scale": float_pointer(n.metadata),
         "origin": float_pointer(n.metadata),
-        "flag": pointer(i8),
+        "flag": pointer(i32),
         "tokens": i32,
         "heads": i32,
         **STRIDES,
@@ -175,8 +175,8 @@ def decode_kernel(which: str, n: Numbers, arrangement: Arrangement, dtype: str) 
         if dtype == "uint8":
             out.store(at, code.to(i8), mask)
             return
-        where = metadata_offset(which, n, channels, tokens, token, channel)
-        s, o = (numbers.load_float(p, n.metadata, where, mask) for p in (scale, origin))
+        place = metadata_offset(which, n, channels, tokens, token, channel)
+        s, o = (numbers.load_float(p, n.metadata, place, mask) for p in (scale, origin))
         numbers.store_float(out, dtype, at, numbers.dequantized(code, s, o), mask)
 
     arguments = {

@@ -29,6 +29,10 @@ class UnknownOperationError(KiviError, NotImplementedError):
     """An operation that this interpreter or emitter has no rule for."""
 
 
+class BrokenPromiseError(KiviError):
+    """A value is not what `tile.multiple` promised."""
+
+
 def run(module: ModuleOp, name: str, grid: Sequence[int], arguments: dict[str, Any], memory: Memory) -> None:
     """Run kernel `name` of a module at every point of `grid`.
 
@@ -146,6 +150,12 @@ def _store(program: Program, op: tile.StoreOp, pointer: Any, offset: Any, value:
     program.memory.store(addresses, np.asarray(value, dtype), np.broadcast_to(mask, addresses.shape), program.number)
 
 
+def _multiple(program: Program, op: tile.MultipleOp, x: Any) -> Any:
+    if int(x) % op.of.value.data:
+        raise BrokenPromiseError(f"a value that was promised to be a multiple of {op.of.value.data} is {int(x)}")
+    return x
+
+
 REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -199,6 +209,7 @@ RULES: dict[type, Callable[..., Any]] = {
     tile.BroadcastOp: lambda p, op, x: np.broadcast_to(x, shape_of(op.result.type)),
     tile.ReshapeOp: lambda p, op, x: np.reshape(x, shape_of(op.result.type)),
     tile.PermuteOp: lambda p, op, x: np.transpose(x, op.order.get_values()),
+    tile.MultipleOp: _multiple,
     tile.CastOp: _cast,
     tile.CompareOp: _compare,
     tile.SelectOp: lambda p, op, c, a, b: np.where(c, a, b),

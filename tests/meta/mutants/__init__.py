@@ -28,7 +28,7 @@ def mutant(function: Any) -> Any:
 
 def every() -> dict[str, Mutant]:
     """All mutants by name."""
-    from tests.meta.mutants import attention, cache, packing, quantize, storage
+    from tests.meta.mutants import attention, cache, narrow, packing, quantize, storage
 
-    assert all((attention, cache, packing, quantize, storage))
+    assert all((attention, cache, narrow, packing, quantize, storage))
     return MUTANTS

@@ -380,7 +380,7 @@ def _regrouped(patch, which, change) -> None:
         if rule.which != which:
             return honest(x, rule)
         changed = change(x, rule)
-        if np.array_equal(changed, x):
+        if np.array_equal(changed.astype(np.float32), x.astype(np.float32), equal_nan=True):
             return honest(x, rule)
         _, scale, origin, clamped = honest(changed, rule)
         spread = [reference.spread(a.astype(np.float32), x, rule.which, rule.group) for a in (scale, origin)]

@@ -94,18 +94,6 @@ def page_row_ignores_first_token(patch):
 
 
 @mutant
-def pages_assumed_full(patch):
-    """Reading takes R tokens of every page, cut or not."""
-    honest = State.rows
-
-    def wrong(self, b):
-        rows = honest(self, b)
-        return [(page, i * 16, min((i + 1) * 16, int(self.key_sealed[b]))) for i, (page, _, _) in enumerate(rows) if i * 16 < self.key_sealed[b]] if len(rows) > 1 else rows
-
-    patch.setattr(State, "rows", wrong)
-
-
-@mutant
 def reorder_forgets_the_residual(patch):
     """Batch edits move pages and counts, not the floating rows."""
     honest = KVCache._copied
@@ -191,9 +179,16 @@ def repeat_tiles(patch):
 
 
 @mutant
-def fork_shares_open_pages(patch):
-    """fork shares pages whose values are not sealed yet."""
-    patch.setattr(State, "open_pages", lambda self, b: set())
+def fork_shares_the_table(patch):
+    """fork shares the block table, which both branches extend in place."""
+    honest = KVCache.fork
+
+    def wrong(self):
+        twin = honest(self)
+        twin._state = replace(twin._state, table=self._state.table)
+        return twin
+
+    patch.setattr(KVCache, "fork", wrong)
 
 
 @mutant
@@ -342,4 +337,4 @@ def metadata_not_counted(patch):
 def mode_misreported(patch):
     """What ran is reported under another mode."""
     honest = KVCache.ran
-    patch.setattr(KVCache, "ran", property(lambda self: replace(honest.fget(self), mode="interpreter")))
+    patch.setattr(KVCache, "ran", property(lambda self: honest.fget(self)._replace(mode="interpreter")))
