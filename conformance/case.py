@@ -115,6 +115,11 @@ class Reload:
 
 
 @dataclass(frozen=True)
+class Move:
+    """Move to the subject's own backend: everything is carried over."""
+
+
+@dataclass(frozen=True)
 class Refused:
     """The event must raise `kivi.errors.<error>` with all of `says` in its message (any case), and change nothing."""
 
@@ -204,12 +209,14 @@ class Quantize(Case):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stream(Case):
-    """Events on a cache fed from `inputs`."""
+    """Events on a cache fed from `inputs`. `outputs`: where an example is written out, the last row of each attend (request 0, head
+    0) to six digits after the point; the oracle must give them."""
 
     profile: Profile = "stream"
     geometry: Geometry
     inputs: Inputs
     events: tuple[Any, ...]
+    outputs: Any = None
 
     @property
     def instances(self) -> int:

@@ -118,6 +118,8 @@ def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
                 waiting, cache = cache, waiting
             elif isinstance(step.event, c.Reload):
                 cache = reload(cache, subject, one.spec)
+            elif isinstance(step.event, c.Move):
+                cache = cache.to(subject.backend)
             else:
                 apply(cache, step.event)
             compare_state(cache, step, one.spec, tally)

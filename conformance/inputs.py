@@ -37,6 +37,19 @@ def make(kind: str, seed: int = 0, **options: Any) -> Inputs:
     return Inputs(kind, seed, tuple(sorted(options.items())))
 
 
+def given(q: Any, k: Any, v: Any) -> Inputs:
+    """Rows written out, [L][D] each, for one request and one head."""
+    return make("given", q=_rows(q), k=_rows(k), v=_rows(v))
+
+
+def _rows(x: Any) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(number) for number in row) for row in x)
+
+
+def _given(rng, q_shape, k_shape, v_shape, **rows: Any) -> Arrays:
+    return tuple(np.array(rows[name])[None, None] for name in "qkv")  # type: ignore[return-value]
+
+
 def _rich(rng: np.random.Generator, q_shape, k_shape, v_shape) -> Arrays:
     """Channel outliers and offsets in the keys, token sizes in the values, all different by head and request."""
     b, h, _, d = k_shape
@@ -120,6 +133,7 @@ def _official(rng, q_shape, k_shape, v_shape, key: str = "") -> Arrays:
 
 
 KINDS: dict[str, Callable[..., Arrays]] = {
+    "given": _given,
     "rich": _rich,
     "shifted": _shifted,
     "uniform": _uniform,

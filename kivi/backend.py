@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from kivi.arrays import dtype_name, kind
-from kivi.dtypes import FLOATS, check_float, metadata_dtype
+from kivi.dtypes import FLOATS, check_float, metadata_dtype, metadata_that_holds
 from kivi.errors import DtypeError, MetadataOverflowError, NonFiniteError, ShapeError, UnsupportedError
 from kivi.layout import Layout, Which, named_layout
 from kivi.pool import PageFormat, PagePool
@@ -352,6 +352,17 @@ def place(index: tuple[int, int, int, int], tokens: np.ndarray | None = None) ->
     """An element's address in words."""
     b, h, t, c = (int(i) for i in index)
     return f"request {b}, head {h}, token {t + (0 if tokens is None else int(tokens[b]))}, channel {c}"
+
+
+def overflow_error(where: str, which: str, low: float, high: float, spec: CacheSpec, metadata: str) -> MetadataOverflowError:
+    """The error of SPEC 3.7 for a group, or rows that hold it, with values from `low` to `high`."""
+    side = spec.key if which == "key" else spec.value
+    fits = metadata_that_holds(low, high, side.bits) if spec.numerics == "portable" else []
+    remedy = f"use {which}.metadata = {fits[0]!r}, or " if fits else "use "
+    return MetadataOverflowError(
+        f"{where}: values from {low:g} to {high:g} need a scale or an origin that {which}.metadata = {metadata!r} cannot hold; the spec "
+        f"says overflow = 'reject': {remedy}overflow = 'saturate'"
+    )
 
 
 def read_manifest(text: str, where: str) -> Manifest:

@@ -78,3 +78,15 @@ def metadata_dtype(spec: CacheSpec, which: str, dtype: str) -> str:
             f"input dtype; use {which}.metadata = 'input'"
         )
     return stated
+
+
+def metadata_that_holds(low: float, high: float, bits: int) -> list[str]:
+    """Metadata dtypes wider than float16 that can store scale and origin of a group from `low` to `high`, portable numerics."""
+    out = []
+    for name in ("bfloat16", "float32"):
+        with np.errstate(over="ignore"):
+            scale = ((np.float32(high) - np.float32(low)) / np.float32((1 << bits) - 1)).astype(np_dtype(name))
+            origin = np.float32(low).astype(np_dtype(name))
+        if scale <= largest_scale(name, bits) and np.isfinite(origin):
+            out.append(name)
+    return out

@@ -84,6 +84,9 @@ class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check_rules(self)
         _check_implemented(self)
 
+    def __hash__(self) -> int:  # `layers` is a dictionary, so the generated one would fail
+        return hash((self.name, self.numerics, self.order, self.nonfinite, self.overflow, self.sink_tokens, self.key, self.value, self.packing))
+
     @property
     def hash(self) -> str:
         """SHA-256 of the canonical form: all fields but the name, defaults written out, keys sorted (SPEC 1.4)."""

@@ -9,10 +9,9 @@ import numpy as np
 
 from kivi import layout as layouts
 from kivi.arrays import as_numpy, from_numpy
-from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, Windows
+from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, Windows, overflow_error
 from kivi.backends.reference import attention, quantize
 from kivi.dtypes import np_dtype
-from kivi.errors import MetadataOverflowError
 from kivi.layout import Layout, Which
 from kivi.pool import PageFormat, PagePool
 from kivi.quantized import QuantizedTensor
@@ -71,7 +70,10 @@ class ReferenceBackend(Backend):
         self, x: np.ndarray, which: Which, spec: CacheSpec, metadata: str, layout: Layout
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rule = quantize.rule_of(spec, which, metadata)
-        codes, scale, origin, _ = quantize.quantize(x, rule)
+        try:
+            codes, scale, origin, _ = quantize.quantize(x, rule)
+        except quantize.Overflow as error:
+            raise overflow_error(f"{which} tensor", which, *error.args, spec, metadata) from None
         return layouts.pack(codes, layout, which, rule.bits, spec.key.residual), scale, origin
 
     def codes(self, qt: QuantizedTensor) -> Any:
@@ -106,8 +108,9 @@ class ReferenceBackend(Backend):
         rows = _rows(step.source, step, seal, chunk)
         try:
             codes, scale, origin, clamped = quantize.quantize(rows, quantize.rule_of(form.spec, seal.which, metadata))
-        except MetadataOverflowError as error:
-            raise MetadataOverflowError(f"request {seal.request}, tokens {seal.first} to {seal.first + seal.count - 1}: {error}") from None
+        except quantize.Overflow as error:
+            where = f"request {seal.request}, tokens {seal.first} to {seal.first + seal.count - 1}"
+            raise overflow_error(where, seal.which, *error.args, form.spec, metadata) from None
         words, scales, origins = (pool.view(seal.page, f"{seal.which}.{part}") for part in ("words", "scale", "origin"))
         # Rows are rewritten in whole steps of the token star: the least that shares no word with other tokens.
         grain, per_grain, axis = arrangement.token_step, arrangement.words_per_step, arrangement.token_axis

@@ -13,9 +13,12 @@ import ml_dtypes
 import numpy as np
 
 from kivi.dtypes import largest_scale, np_dtype
-from kivi.errors import MetadataOverflowError
 from kivi.layout import Which
 from kivi.spec import CacheSpec
+
+
+class Overflow(Exception):
+    """A group's scale or origin does not fit under `overflow = "reject"`; arguments: its least and greatest value."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def quantize(x: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray, np.ndar
 
     Keys: groups of G tokens of one channel, scale and origin [..., T/G, D]. Values: groups of G channels of one token, the
     last one shorter if G does not divide D, scale and origin [..., T, ceil(D/G)]. `clamped` counts saturated scales and
-    origins. Raises `MetadataOverflowError`.
+    origins. Raises `Overflow`.
     """
     tokens, channels = x.shape[-2:]
     if rule.which == "key":
@@ -103,22 +106,8 @@ def _fit(scale: np.ndarray, origin: np.ndarray, rule: Rule, x: np.ndarray) -> tu
     if not over_scale.any() and not over_origin.any():
         return scale, origin, 0
     if rule.overflow == "reject":
-        what, where = ("scale", over_scale) if over_scale.any() else ("origin", over_origin)
-        index = tuple(int(i) for i in np.argwhere(where)[0])
-        low, high = float(x[index].min()), float(x[index].max())
-        fits = [m for m in ("bfloat16", "float32") if rule.numerics == "portable" and _holds(low, high, rule.bits, m)]
-        remedy = f"use {rule.which}.metadata = {fits[0]!r}, or " if fits else "use "
-        raise MetadataOverflowError(
-            f"the {what} of a {rule.which} group with values from {low:g} to {high:g} does not fit {rule.which}.metadata = "
-            f"{rule.metadata!r} (group index {index}: batch or head axes first); the spec says overflow = 'reject': "
-            f"{remedy}overflow = 'saturate'"
-        )
+        group = x[tuple(int(i) for i in np.argwhere(over_scale | over_origin)[0])]
+        raise Overflow(float(group.min()), float(group.max()))
     clamped = int(over_scale.sum() + over_origin.sum())
     return np.minimum(scale, scale_top), np.clip(origin, -top, top), clamped
 
-
-def _holds(low: float, high: float, bits: int, metadata: str) -> bool:
-    dtype = np_dtype(metadata)
-    with np.errstate(over="ignore"):
-        scale = ((np.float32(high) - np.float32(low)) / np.float32((1 << bits) - 1)).astype(dtype)
-        return bool(scale <= largest_scale(metadata, bits) and np.isfinite(np.float32(low).astype(dtype)))

@@ -19,6 +19,7 @@ FAMILIES = (
     "zones",
     "overflow",
     "nonfinite",
+    "refused",
     "layouts",
     "memory",
     "shapes",

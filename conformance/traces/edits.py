@@ -10,6 +10,7 @@ from kivi.conformance.case import (
     Crop,
     Fork,
     Geometry,
+    Move,
     Refused,
     Reload,
     Reorder,
@@ -57,7 +58,7 @@ def cases() -> list[Case]:
         stream("reload-empty", "an empty cache can be saved", (Reload(), Attend(17), Reset(), Reload(), Attend(2)), 15),
         stream("reload-bf16", "metadata and rows of bf16, values of another width", (Attend(19, counts=(19, 7)), Reload(), Attend(16)), 16,
                Geometry(batch=2, q_heads=4, kv_heads=2, value_head_dim=80, dtype="bfloat16"), key__metadata="bfloat16", value__bits=3, numerics="portable"),
-        stream("history", "a long mixed life", (Attend(20, counts=(20, 13)), Fork(), Attend(3), Swap(), Reorder((1, 0)), Attend(15), Crop((27, 30)), Reload(), Attend(4, counts=(4, 0)),
+        stream("history", "a long mixed life", (Attend(20, counts=(20, 13)), Fork(), Attend(3), Swap(), Reorder((1, 0)), Attend(15), Crop((27, 30)), Reload(), Attend(4, counts=(4, 0)), Move(),
                Repeat(2), Attend(2), Select((0, 3)), Attend(17), Crop((40, 35)), Attend(3)), 17, order="seal_then_attend"),
     ]  # fmt: skip
     return out

@@ -42,6 +42,8 @@ def cases() -> list[Case]:
         Special(id="stream/schedule.error", profile="stream", about="sealing quantizes in whole groups", run=sealed_error, cost=19, reports=(18,)),
         stream("jump", "an append that jumps over R", (Attend(10), Attend(10), *decode(4), Attend(9)), 2, (19,)),
         stream("jump-two", "an append that fills two blocks and more", (Attend(7), Attend(2 * R + 5), *decode(5)), 3, (19,)),
+        stream("many-pages", "block tables that grow, unequal lengths", (Attend(70, counts=(70, 40)), Attend(40, counts=(1, 40)), Attend(), Attend(30)), 12, (),
+               Geometry(batch=2, dtype="float16")),
         stream("wide-value", "a value window of two key windows", (Attend(20), Attend(15), *decode(4)), 4, (), value__residual=2 * R),
         stream("odd-value", "a value window that is no multiple of anything", (Attend(20), Attend(15), *decode(4)), 5, (), value__residual=R + 3),
     ]

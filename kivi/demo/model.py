@@ -47,7 +47,7 @@ def prepare() -> Path:
 
     Raises `IntegrationError` when the weights or a package that reads them are missing.
     """
-    _require("torch", "transformers", "accelerate", "gguf", "filelock", "platformdirs")
+    require("torch", "transformers", "accelerate", "gguf", "filelock", "platformdirs")
     from filelock import FileLock
 
     target = converted_path()
@@ -116,7 +116,7 @@ class _Quiet:
             self._logging.enable_progress_bar()
 
 
-def _require(*packages: str) -> None:
+def require(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise IntegrationError(f"the demo needs {', '.join(missing)}, which is not installed; run `pip install 'kivi-kvcache[demo]'`")

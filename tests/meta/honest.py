@@ -44,7 +44,7 @@ class Pieces(Attention):
         parts = []
         table = r.table[b, : int(r.pages[b])].tolist()
         ends = [first for _, first in table[1:]] + [int(r.key_sealed[b])]
-        for (page, first), end in zip(table, ends, strict=True):
+        for (page, first), end in zip(table, ends, strict=False):
             end = min(end, sealed)
             if first < end:
                 words, scale, origin = (r.pool.view(page, f"{which}.{part}") for part in ("words", "scale", "origin"))

@@ -1,8 +1,8 @@
 """Deliberately wrong backends and caches, one fault each.
 
 A mutant is a function that puts its fault in place with `patch` (pytest's MonkeyPatch), or returns a `Subject` that has it. Its
-docstring says what is wrong. They stand on the reference backend and on `KVCache`, which the naive model of the suite shares no
-code with.
+docstring says what is wrong. They stand on the reference backend and on `KVCache`, with which the naive model of the suite
+shares no code. `python -m tests.meta.mutants` prints what stops each of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kivi.conformance import Subject
+from kivi.conformance import CaseResult, Subject, run
 
 Mutant = Callable[[pytest.MonkeyPatch], Subject | None]
 MUTANTS: dict[str, Mutant] = {}
@@ -32,3 +32,9 @@ def every() -> dict[str, Mutant]:
 
     assert all((attention, cache, narrow, packing, quantize, storage))
     return MUTANTS
+
+
+def killed_by(wrong: Mutant, patch: pytest.MonkeyPatch) -> CaseResult | None:
+    """The first case of the quick size that a mutant does not pass; None if it lives."""
+    report = run("reference", subject=wrong(patch), stop_on_failure=True)
+    return next(iter(report.failures()), None)

@@ -7,6 +7,7 @@ import numpy as np
 
 from kivi.backends.reference import quantize as reference
 from kivi.dtypes import largest, largest_scale, np_dtype
+from kivi.errors import MetadataOverflowError
 from tests.meta.mutants import mutant
 
 F32 = np.dtype("float32")
@@ -53,7 +54,7 @@ class Steps:
     def limit(self, number, top):
         over = np.abs(number.astype(np.float32)) > top
         if over.any() and self.rule.overflow == "reject":
-            raise reference.MetadataOverflowError("metadata: use bfloat16")
+            raise MetadataOverflowError("metadata: use bfloat16")
         return np.where(over, np.copysign(np.float32(top), number.astype(np.float32)).astype(number.dtype), number)
 
     def flat(self, scale, low, high):

@@ -1,0 +1,133 @@
+"""From a request to a callable kernel: lowering and printing on a miss, the file on disk otherwise.
+
+Triton reads a kernel's source from its file, so a kernel is a module loaded from the cache folder. Whether it is interpreted is fixed
+when its module runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kivi import jit
+from kivi.jit import Generated
+from kivi.layout import Layout, arrangement
+from kivi.pool import PageFormat
+from kivi.spec import CacheSpec
+
+if TYPE_CHECKING:
+    from kivi.passes.tensors import Kernel
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which kernel: an entry point and all that decides its text. `options` are (name, value) pairs."""
+
+    entry: str
+    spec: CacheSpec
+    layout: Layout
+    dtype: str
+    channels: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def key(self, versions: dict[str, str]) -> dict[str, Any]:
+        layout = {name: getattr(self.layout, name) for name in ("name", "word", "key", "value")}
+        return {
+            "backend": "triton",
+            "entry": self.entry,
+            "spec": self.spec.canonical(),
+            "layout": layout,
+            "dtype": self.dtype,
+            "channels": self.channels,
+            "options": [[name, repr(value)] for name, value in self.options],
+            "triton": versions["triton"],
+        }
+
+
+def generate(request: Request) -> Generated:
+    """Lower and print. Imports the compiler."""
+    from kivi.backends.triton import emit
+    from kivi.ir.tile import Tile
+    from kivi.ir.xdsl import clean
+
+    kernel = lower(request)
+    clean(kernel.module, Tile)
+    text = str(kernel.module)
+    return Generated(
+        kernel.name, emit.emit(kernel.module), emit.signature(kernel.module, kernel.name), kernel.grid, hashlib.sha256(text.encode()).hexdigest()
+    )
+
+
+def lower(request: Request) -> Kernel:
+    """The `tile` module of a request."""
+    from kivi.passes import append, attention, tensors
+    from kivi.passes.numbers import Numbers
+
+    option: dict[str, Any] = dict(request.options)
+    which, _, entry = request.entry.partition(".")
+    spec, dtype, channels = request.spec, request.dtype, request.channels
+    if entry in ("metadata", "encode", "decode", "repack"):
+        numbers = Numbers.of(spec, which, dtype, option["metadata"])
+        shape = arrangement(request.layout, which, numbers.bits, spec.key.residual, channels)  # type: ignore[arg-type]
+        if entry == "metadata":
+            return tensors.metadata_kernel(which, numbers, channels)
+        if entry == "encode":
+            return tensors.encode_kernel(which, numbers, shape)
+        if entry == "decode":
+            return tensors.decode_kernel(which, numbers, shape, option["out"])
+        target = arrangement(option["target"], which, numbers.bits, spec.key.residual, channels)  # type: ignore[arg-type]
+        return tensors.repack_kernel(which, shape, target)
+    if entry == "keep_rows":
+        return append.keep_rows_kernel(dtype, option["heads"], channels)
+    if entry == "merge":
+        return attention.merge_kernel(option["q_heads"], channels, dtype)
+    form: PageFormat = option["form"]
+    if entry == "seal_metadata":
+        return append.seal_metadata_kernel(which, form, dtype)
+    if entry == "seal_words":
+        return append.seal_words_kernel(which, form, dtype)
+    return attention.attention_kernel(form, option["q_heads"], dtype, option["schedule"])
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel ready to launch."""
+
+    generated: Generated
+    launch: Callable[..., Any]
+
+
+def load(generated: Generated, source: Path, interpret: bool) -> Loaded:
+    """Run the kernel's file under the asked-for mode and take the kernel from it."""
+    import triton
+
+    name = f"kivi_generated_{source.stem}{'_interpreted' if interpret else ''}"
+    spec = importlib.util.spec_from_file_location(name, source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = triton.knobs.runtime.interpret
+    triton.knobs.runtime.interpret = interpret
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        triton.knobs.runtime.interpret = before
+    return Loaded(generated, getattr(module, generated.name))
+
+
+class Library:
+    """The kernels of one backend instance."""
+
+    def __init__(self, versions: dict[str, str], interpret: bool) -> None:
+        self.versions = versions
+        self.interpret = interpret
+        self.get = lru_cache(maxsize=None)(self._get)
+
+    def _get(self, request: Request) -> Loaded:
+        generated, source = jit.generated(request.key(self.versions), lambda: generate(request))
+        return load(generated, source, self.interpret)

@@ -1,0 +1,106 @@
+"""Generated source on disk, so that a warm process loads no compiler.
+
+An entry holds the text that an emitter printed and the launch data of its kernel. Its name is a hash of everything that decides it:
+what was asked for, the versions of the tools, and the sources of the compiler itself. Entries are written to a file of their own and
+renamed into place, so readers and writers of several processes need no lock; one that is damaged or foreign is built again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A printed kernel: its source, name, argument types, grid (see `kivi.passes.tensors.Kernel`), and the hash of its IR."""
+
+    name: str
+    source: str
+    signature: dict[str, str]
+    grid: list[list[tuple[str, int]]]
+    ir_hash: str
+
+    def programs(self, values: Mapping[str, int]) -> tuple[int, ...]:
+        """The grid for these values of its arguments."""
+        out = []
+        for axis in self.grid:
+            size = 1
+            for argument, divisor in axis:
+                size *= -(-values[argument] // divisor)
+            out.append(size)
+        return tuple(out)
+
+
+def cache_folder() -> Path:
+    """`KIVI_CACHE_DIR`, read at call time; by default `kivi` in the user's cache folder."""
+    named = os.environ.get("KIVI_CACHE_DIR")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kivi"
+
+
+@cache
+def compiler_hash() -> str:
+    """SHA-256 over the sources that decide generated text."""
+    digest = hashlib.sha256()
+    root = resources.files("kivi")
+    for place in ("layout.py", "pool.py", "dtypes.py", "spec.py", "ir", "passes", "emit", "backends"):
+        for path in sorted(Path(str(root / place)).rglob("*.py")) if not place.endswith(".py") else [Path(str(root / place))]:
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def generated(key: Mapping[str, Any], build: Callable[[], Generated]) -> tuple[Generated, Path]:
+    """The entry of `key`, built if there is none; and the file with its source.
+
+    key: JSON data that names backend, spec hash, entry point, shapes, schedule and tool versions. `build` may import the compiler.
+    """
+    text = json.dumps({**key, "format": FORMAT, "compiler": compiler_hash()}, sort_keys=True)
+    name = hashlib.sha256(text.encode()).hexdigest()
+    folder = cache_folder() / str(key["backend"])
+    entry, source = folder / f"{name}.json", folder / f"k{name[:24]}.py"
+    found = _read(entry, text)
+    if found is None:
+        found = build()
+        folder.mkdir(parents=True, exist_ok=True)
+        body = json.dumps({"key": text, "entry": asdict(found)}, sort_keys=True)
+        _write(entry, json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}))
+    if not source.is_file() or source.read_text("utf-8") != found.source:
+        _write(source, found.source)
+    return found, source
+
+
+def _read(path: Path, key: str) -> Generated | None:
+    """The entry, or None if it is missing, damaged, or another key's."""
+    try:
+        outer = json.loads(path.read_text("utf-8"))
+        if outer["sha256"] != hashlib.sha256(outer["body"].encode()).hexdigest():
+            return None
+        body = json.loads(outer["body"])
+        if body["key"] != key:
+            return None
+        fields = body["entry"]
+        grid = [[(str(a), int(d)) for a, d in axis] for axis in fields["grid"]]
+        return Generated(fields["name"], fields["source"], fields["signature"], grid, fields["ir_hash"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(text, "utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
