@@ -117,7 +117,7 @@ def weight_growth(exact: Attended, numerics: Numerics) -> np.ndarray:
     return score + np.expm1(_rounds(n["exponent"], acc)) * distance + exps
 
 
-def _rounds(count, name: str | None):
+def _rounds(count: Any, name: str | None) -> Any:
     """`count` roundings as a logarithm: a number grows by at most exp of it. 0 for a rounding that does not happen."""
     return count * np.log1p(fmt(name).unit) if name else 0.0
 

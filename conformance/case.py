@@ -13,7 +13,7 @@ says `size="full"`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from typing import Any, Literal
@@ -26,6 +26,8 @@ from kivi.spec import CacheSpec
 
 Profile = Literal["quantize", "attention", "stream"]
 Size = Literal["quick", "full"]
+Side = Literal["key", "value"]
+Run = Callable[[Any, Any], None]
 
 #: Groups of 8, residuals of 16: small enough for an interpreter, large enough for several groups a page and several pages.
 BASE: dict[str, Any] = {"key.group": 8, "key.residual": 16, "value.group": 8, "value.residual": 16}
@@ -178,17 +180,13 @@ class Case:
         """Program instances, counting one for each request, KV head and (in `quantize`) page: attention, quantize, dequantize, repack."""
         raise NotImplementedError
 
-    def full(self):
-        """The same case, in the full size only."""
-        return replace(self, size="full")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Quantize(Case):
     """`make()` -> x [B, Hkv, T, D]; `dtype` its format. `error`: class name that quantizing must raise, with `says` in its text."""
 
     profile: Profile = "quantize"
-    which: Literal["key", "value"] = "key"
+    which: Side = "key"
     make: Callable[[], np.ndarray]
     dtype: str = "float16"
     view: str = "plain"
@@ -250,7 +248,7 @@ class Stream(Case):
 class Special(Case):
     """`run(subject, tally)` raises `Mismatch`, or adds its figures to the tally. `cost`: program instances."""
 
-    run: Callable[[Any, Any], None]
+    run: Run
     cost: int = 1
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def check_quantize(one: c.Quantize, subject: Subject, tally: Tally) -> None:
     grid = (quantizer.quantize_key if one.which == "key" else quantizer.quantize_value)(plain, rule, side.group)
     compare_tensor(qt, one.which, grid, side.group, tally)
     if (qt.which, qt.tokens, qt.spec.hash) != (one.which, plain.shape[2], one.spec.hash):
-        raise Mismatch(f"the tensor says which={qt.which}, tokens={qt.tokens}, spec {qt.spec.hash[:8]}; it was made as {one.which}, {plain.shape[2]}")
+        raise Mismatch(
+            f"the tensor says which={qt.which}, tokens={qt.tokens}, spec {qt.spec.hash[:8]}; it was made as {one.which}, {plain.shape[2]}"
+        )
     for layout in one.layouts:
         check_layout(one, subject, qt, grid.codes, layout, tally)
 
@@ -61,11 +64,19 @@ def compare_tensor(qt: Any, which: str, grid: quantizer.Grid, group: int, tally:
     same(f"{which} origin", qt.origin, grid.origin, tally, axes)
     same(f"{which} codes", qt.codes(), grid.codes, tally, axes)
     tokens, channels = grid.codes.shape[-2:]
-    spread = (lambda m: quantizer.spread_key(m, group, tokens)) if which == "key" else (lambda m: quantizer.spread_value(m, group, channels))
+    spread = (
+        (lambda m: quantizer.spread_key(m, group, tokens)) if which == "key" else (lambda m: quantizer.spread_value(m, group, channels))
+    )
     for dtype in NUMPY:
         exact = quantizer.dequantize(grid.codes, spread(grid.scale), spread(grid.origin), dtype)
         same(f"{which} dequantized to {dtype}", qt.dequantize(dtype), exact, tally, axes)
-    same(f"{which} dequantized by default", qt.dequantize(), quantizer.dequantize(grid.codes, spread(grid.scale), spread(grid.origin), "float32"), tally, axes)
+    same(
+        f"{which} dequantized by default",
+        qt.dequantize(),
+        quantizer.dequantize(grid.codes, spread(grid.scale), spread(grid.origin), "float32"),
+        tally,
+        axes,
+    )
     nbytes = sum(np.asarray(a).nbytes for a in (qt.words, qt.scale, qt.origin))
     if qt.nbytes != nbytes:
         raise Mismatch(f"{which} nbytes is {qt.nbytes}, but words, scale and origin take {nbytes}")
@@ -79,7 +90,13 @@ def check_layout(one: c.Quantize, subject: Subject, native: Any, codes: np.ndarr
         raise Mismatch(f"repack({layout!r}) gave layout {packed.layout!r}")
     expected = np.stack([[packer.pack(head, layout, one.which, bits, page) for head in request] for request in codes])
     words = np.asarray(packed.words)
-    same(f"{layout} {one.which} words", words.view(f"uint{8 * words.itemsize}").astype(np.uint64), expected, tally, "request head major minor")
+    same(
+        f"{layout} {one.which} words",
+        words.view(f"uint{8 * words.itemsize}").astype(np.uint64),
+        expected,
+        tally,
+        "request head major minor",
+    )
     same(f"{layout} {one.which} codes", packed.codes(), codes, tally)
     back = packed.repack(native.layout)
     same(f"{native.layout} words after {layout} and back", back.words, np.asarray(native.words), tally)
@@ -95,11 +112,18 @@ def check_layout(one: c.Quantize, subject: Subject, native: Any, codes: np.ndarr
 def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
     """Outputs within their bounds, lengths after every event, the full state after edits, seals and the last event."""
     g = one.geometry
-    cache = subject.cache(
-        one.spec, batch=g.batch, q_heads=g.q_heads, kv_heads=g.kv_heads, head_dim=g.head_dim, value_head_dim=g.value_head_dim, dtype=g.dtype, scale=g.scale
+    cache: Any = subject.cache(
+        one.spec,
+        batch=g.batch,
+        q_heads=g.q_heads,
+        kv_heads=g.kv_heads,
+        head_dim=g.head_dim,
+        value_head_dim=g.value_head_dim,
+        dtype=g.dtype,
+        scale=g.scale,
     )
     numerics = Numerics.declared(subject.backend.manifest)
-    waiting = None
+    waiting: Any = None
     kept: list[tuple[str, Any, np.ndarray]] = []
     for i, step in enumerate(expectation(one)):
         where = f"event {i} ({_short(step.event)})"
@@ -109,9 +133,7 @@ def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
                 compare_outputs(out, step, g.dtype, numerics, tally)
                 kept.append((where, out, np.array(out)))
             elif isinstance(step.event, c.Refused):
-                inner = step.event.event
-                attempt = (lambda s=step, e=inner: call(cache, s, e)) if isinstance(inner, c.Attend) else (lambda e=inner: _edit(cache, e))
-                refused(attempt, step.event.error, step.event.says)
+                refused(partial(_attempt, cache, step), step.event.error, step.event.says)
             elif isinstance(step.event, c.Fork):
                 waiting, cache = cache, cache.fork()
             elif isinstance(step.event, c.Swap):
@@ -159,7 +181,8 @@ def compare_outputs(out: Any, step: Step, dtype: str, numerics: Numerics, tally:
         raise Mismatch(f"NumPy arrays went in, a {type(out).__name__} came out")
     if out.shape != (*q.shape[:3], v.shape[3]) or out.dtype != q.dtype:
         raise Mismatch(f"the output is {out.dtype}{out.shape}, expected {q.dtype}{(*q.shape[:3], v.shape[3])}")
-    assert step.outputs is not None and step.counts is not None
+    assert step.outputs is not None
+    assert step.counts is not None
     for b, (heads, count) in enumerate(zip(step.outputs, step.counts, strict=True)):
         if (np.asarray(out[b, :, count:], np.float32) != 0).any():
             raise Mismatch(f"rows past counts[{b}] = {count} are not zero")
@@ -211,7 +234,11 @@ def join_segments(segments: list[tuple[int, Any]], which: str, group: int) -> Se
         if start != at:
             raise Mismatch(f"{which} segments leave tokens {at} to {start} out, or overlap")
         codes = np.asarray(qt.codes())[0]
-        spread = (lambda m, n=codes.shape[1]: quantizer.spread_key(m, group, n)) if which == "key" else (lambda m, n=codes.shape[2]: quantizer.spread_value(m, group, n))
+        spread = (
+            (lambda m, n=codes.shape[1]: quantizer.spread_key(m, group, n))
+            if which == "key"
+            else (lambda m, n=codes.shape[2]: quantizer.spread_value(m, group, n))
+        )
         parts.append(Sealed(codes, spread(np.asarray(qt.scale)[0]), spread(np.asarray(qt.origin)[0])))
         at += codes.shape[1]
     if at == 0:
@@ -246,6 +273,15 @@ def reload(cache: Any, subject: Subject, spec: Any) -> Any:
         path = Path(folder) / "cache.safetensors"
         cache.save(path)
         return subject.load(path, spec)
+
+
+def _attempt(cache: Any, step: Step) -> None:
+    """The event inside a `Refused`."""
+    event = step.event.event
+    if isinstance(event, c.Attend):
+        call(cache, step, event)
+    else:
+        _edit(cache, event)
 
 
 def _edit(cache: Any, event: Any) -> None:

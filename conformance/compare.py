@@ -47,7 +47,8 @@ def same(name: str, got: np.ndarray, expected: np.ndarray, tally: Tally | None =
     if differs.any():
         where = tuple(int(i) for i in np.argwhere(differs)[0])
         raise Mismatch(
-            f"{name} differs in {int(differs.sum())} of {differs.size} elements, first at {_place(where, axes)}: got {got[where]}, expected {expected[where]}"
+            f"{name} differs in {int(differs.sum())} of {differs.size} elements, first at {_place(where, axes)}: "
+            f"got {got[where]}, expected {expected[where]}"
         )
     if tally is not None:
         tally.bits += expected.size

@@ -11,7 +11,7 @@ import numpy as np
 
 from kivi.conformance import case as c
 from kivi.conformance.floats import cast
-from kivi.conformance.inputs import frozen
+from kivi.conformance.inputs import Arrays, frozen
 from kivi.conformance.model import NaiveCache, Sealed
 from kivi.conformance.oracle import Attended, attend
 
@@ -34,7 +34,7 @@ class Step:
     request where it is to be compared in full; `lengths` and `pending` always. `inputs`: q, k, v of the call."""
 
     event: Any
-    inputs: tuple[np.ndarray, np.ndarray, np.ndarray] | None
+    inputs: Arrays | None
     counts: tuple[int, ...] | None
     outputs: list[list[Attended] | None] | None
     lengths: list[dict[str, int]]
@@ -61,17 +61,21 @@ def _steps(stream: c.Stream) -> Iterator[Step]:
     at = 0
     for i, event in enumerate(stream.events):
         inner = event.event if isinstance(event, c.Refused) else event
-        inputs = counts = outputs = None
+        inputs: Arrays | None = None
+        counts = outputs = None
         sealed_before = [r.key_sealed for r in model.requests]
         if isinstance(inner, c.Attend):
             batch = len(model.requests)
-            inputs = tuple(poked(a[:batch, :, at : at + inner.n], name, inner) for name, a in (("q", q), ("k", k), ("v", v)))
+            rows = np.s_[:batch, :, at : at + inner.n]
+            inputs = poked(q[rows], "q", inner), poked(k[rows], "k", inner), poked(v[rows], "v", inner)
             at += inner.n
             counts = inner.counts or (inner.n,) * batch
         if isinstance(event, c.Refused):
             pass
         elif isinstance(event, c.Attend):
-            seen = model.attend(*inputs, counts, event.commit)  # type: ignore[misc]
+            assert inputs is not None
+            assert counts is not None
+            seen = model.attend(*inputs, counts, event.commit)
             outputs = [attend(h, geometry.softmax_scale) if h is not None else None for h in seen]
         elif isinstance(event, c.Fork):
             waiting, model = model, model.fork()
@@ -84,7 +88,7 @@ def _steps(stream: c.Stream) -> Iterator[Step]:
         last = i == len(stream.events) - 1
         yield Step(
             event,
-            inputs,  # type: ignore[arg-type]
+            inputs,
             counts,
             outputs,
             [model.lengths(b) for b in range(len(model.requests))],

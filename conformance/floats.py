@@ -44,7 +44,7 @@ class Format:
 @cache
 def constants() -> dict:
     """`bounds.toml` as it is."""
-    return tomllib.loads((resources.files(__package__) / "bounds.toml").read_text("utf-8"))
+    return tomllib.loads((resources.files("kivi.conformance") / "bounds.toml").read_text("utf-8"))
 
 
 @cache

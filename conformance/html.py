@@ -17,8 +17,10 @@ def text(report: Report) -> str:
     """The page. Needs jinja2 and matplotlib (extra `report`)."""
     import jinja2
 
-    source = (resources.files(__package__) / "report.html.j2").read_text("utf-8")
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined).from_string(source)
+    source = (resources.files("kivi.conformance") / "report.html.j2").read_text("utf-8")
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined).from_string(
+        source
+    )
     return template.render(report=report, families=families(report), statuses=STATUSES, colours=COLOURS, plots=plots(report))
 
 
@@ -27,7 +29,9 @@ def families(report: Report) -> list[dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for case in report.cases:
         profile, rest = case.id.split("/", 1)
-        entry = out.setdefault(f"{profile}/{rest.split('.')[0]}", {"cases": [], "counts": dict.fromkeys(STATUSES, 0), "use": 0.0, "elements": 0})
+        entry = out.setdefault(
+            f"{profile}/{rest.split('.')[0]}", {"cases": [], "counts": dict.fromkeys(STATUSES, 0), "use": 0.0, "elements": 0}
+        )
         entry["cases"].append(case)
         entry["counts"][case.status] += 1
         entry["use"] = max(entry["use"], case.bound_use or 0.0)
@@ -40,13 +44,21 @@ def plots(report: Report) -> list[dict[str, str]]:
     used = [c for c in report.cases if c.bound_use is not None and c.status == "passed"]
     pictures = [("Cases by status", "Unsupported and expected failures are not passed.", _status_plot(report))]
     if used:
-        about = "Largest |error| / bound of each case; 1 is the limit. Dashed: with the rounding of the output to its dtype, which alone may use a bound up."
+        about = (
+            "Largest |error| / bound of each case; 1 is the limit. Dashed: with the rounding of the output, which alone may use a bound up."
+        )
         pictures.append(("Use of the bound", about, _use_plot(used)))
-        pictures.append(("Error of outputs", "Largest error of each case in units of the last place of the output's dtype; 0.5 is correct rounding.", _ulp_plot(used)))
+        pictures.append(
+            (
+                "Error of outputs",
+                "Largest error of each case in units of the last place of the output's dtype; 0.5 is correct rounding.",
+                _ulp_plot(used),
+            )
+        )
     return [{"title": title, "about": about, "uri": uri} for title, about, uri in pictures]
 
 
-def _figure(width: float, height: float):
+def _figure(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

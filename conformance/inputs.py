@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+Shape = tuple[int, ...]
+Rng = np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ def _rows(x: Any) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(float(number) for number in row) for row in x)
 
 
-def _given(rng, q_shape, k_shape, v_shape, **rows: Any) -> Arrays:
+def _given(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape, **rows: Any) -> Arrays:
     return tuple(np.array(rows[name])[None, None] for name in "qkv")  # type: ignore[return-value]
 
 
-def _rich(rng: np.random.Generator, q_shape, k_shape, v_shape) -> Arrays:
+def _rich(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape) -> Arrays:
     """Channel outliers and offsets in the keys, token sizes in the values, all different by head and request."""
     b, h, _, d = k_shape
     k = rng.standard_normal(k_shape) * np.exp(rng.normal(0, 0.7, (b, h, 1, d))) + rng.normal(0, 1.5, (b, h, 1, d))
@@ -58,12 +60,12 @@ def _rich(rng: np.random.Generator, q_shape, k_shape, v_shape) -> Arrays:
     return rng.standard_normal(q_shape), k, v
 
 
-def _shifted(rng, q_shape, k_shape, v_shape, low: float = 5.0, high: float = 6.0) -> Arrays:
+def _shifted(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape, low: float = 5.0, high: float = 6.0) -> Arrays:
     """Everything far from zero on one side: a zero that slips into a minimum shows."""
     return 0.2 * rng.standard_normal(q_shape), rng.uniform(low, high, k_shape), rng.uniform(low, high, v_shape)
 
 
-def _uniform(rng, q_shape, k_shape, v_shape) -> Arrays:
+def _uniform(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape) -> Arrays:
     """Keys of zero: every visible token has the same weight, so each one dropped, doubled or misplaced shows.
 
     Values are constant over the channels of a head and unlike those of any other token, so quantizing them is exact.
@@ -73,7 +75,7 @@ def _uniform(rng, q_shape, k_shape, v_shape) -> Arrays:
     return rng.standard_normal(q_shape), np.zeros(k_shape), np.broadcast_to(size, v_shape)
 
 
-def _needle(rng, q_shape, k_shape, v_shape, logit: float = 14.0, stride: int = 7) -> Arrays:
+def _needle(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape, logit: float = 14.0, stride: int = 7) -> Arrays:
     """Query i wants token stride * i mod (i + 1): its weight is near one, in every zone, so its value must come out."""
     tokens, d = k_shape[2], k_shape[3]
     t = np.arange(tokens)
@@ -84,7 +86,7 @@ def _needle(rng, q_shape, k_shape, v_shape, logit: float = 14.0, stride: int = 7
     return q, k, 3.0 * rng.standard_normal(v_shape) + 1.0
 
 
-def _large(rng, q_shape, k_shape, v_shape, logit: float = 900.0) -> Arrays:
+def _large(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape, logit: float = 900.0) -> Arrays:
     """Logits near +900 for even requests and -900 for odd ones: exp of them overflows, or vanishes, in every format."""
     d = k_shape[3]
     sign = np.where(np.arange(q_shape[0]) % 2, -1.0, 1.0)[:, None, None, None]
@@ -93,7 +95,7 @@ def _large(rng, q_shape, k_shape, v_shape, logit: float = 900.0) -> Arrays:
     return q, k, rng.standard_normal(v_shape) + 0.5
 
 
-def _contrast(rng, q_shape, k_shape, v_shape, factor: float = 1000.0) -> Arrays:
+def _contrast(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape, factor: float = 1000.0) -> Arrays:
     """The last request's keys and values are `factor` times the others': a group or a row that strays shows at once."""
     q, k, v = _rich(rng, q_shape, k_shape, v_shape)
     k[-1] *= factor
@@ -102,7 +104,7 @@ def _contrast(rng, q_shape, k_shape, v_shape, factor: float = 1000.0) -> Arrays:
     return q, k, v
 
 
-def _steps(rng, q_shape, k_shape, v_shape) -> Arrays:
+def _steps(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape) -> Arrays:
     """Values whose size grows by token and by channel group, keys that drift: neighbours differ in scale and origin."""
     b, h, tokens, d = k_shape
     t = np.arange(tokens)[:, None]
@@ -111,7 +113,7 @@ def _steps(rng, q_shape, k_shape, v_shape) -> Arrays:
     return 0.05 * rng.standard_normal(q_shape), k, v
 
 
-def _recorded(rng, q_shape, k_shape, v_shape, layer: int = 0, head: int = 0) -> Arrays:
+def _recorded(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape, layer: int = 0, head: int = 0) -> Arrays:
     """Keys, values and queries of SmolLM2-135M-Instruct after RoPE, one KV head with its query heads (golden/README.md).
 
     Queries were recorded for the last positions only; earlier ones take them in turn.
@@ -125,7 +127,7 @@ def _recorded(rng, q_shape, k_shape, v_shape, layer: int = 0, head: int = 0) -> 
     return np.broadcast_to(q, q_shape), np.broadcast_to(k, k_shape), np.broadcast_to(v, v_shape)
 
 
-def _official(rng, q_shape, k_shape, v_shape, key: str = "") -> Arrays:
+def _official(rng: Rng, q_shape: Shape, k_shape: Shape, v_shape: Shape, key: str = "") -> Arrays:
     """Inputs of a trajectory of the official classes (golden/README.md)."""
     data = golden("official_stream")
     tokens = q_shape[2]
@@ -151,7 +153,7 @@ def golden(name: str) -> dict[str, np.ndarray]:
     """The arrays of `golden/<name>.safetensors`."""
     from safetensors.numpy import load
 
-    arrays = load((resources.files(__package__) / "golden" / f"{name}.safetensors").read_bytes())
+    arrays = load((resources.files("kivi.conformance") / "golden" / f"{name}.safetensors").read_bytes())
     return {key: frozen(array) for key, array in arrays.items()}
 
 
@@ -166,7 +168,7 @@ def golden_index(name: str) -> dict[str, Any]:
     """`golden/<name>.json`: source, licence and the list of cases."""
     import json
 
-    return json.loads((resources.files(__package__) / "golden" / f"{name}.json").read_text("utf-8"))
+    return json.loads((resources.files("kivi.conformance") / "golden" / f"{name}.json").read_text("utf-8"))
 
 
 # -- how arrays lie in memory ---------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kivi.conformance.report import CaseResult, Report
 
 
@@ -21,7 +23,7 @@ def text(report: Report) -> str:
     return document.tostring().decode("utf-8")
 
 
-def _testcase(case: CaseResult):
+def _testcase(case: CaseResult) -> Any:
     from junitparser import Error, Failure, Skipped, TestCase
 
     out = TestCase(case.id.split("/", 1)[1], classname=f"kivi.conformance.{case.profile}", time=case.seconds)

@@ -8,6 +8,7 @@ each either floating (the row as it came) or sealed (codes, with scale and origi
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from kivi.conformance import quantizer
 from kivi.conformance.quantizer import Rule
+from kivi.spec import CacheSpec
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,17 @@ class Request:
 class NaiveCache:
     """The meaning of `kivi.KVCache`, one Python list a request."""
 
-    def __init__(self, spec, batch: int):
+    def __init__(self, spec: CacheSpec, batch: int) -> None:
         self.spec = spec
         self.requests = [Request() for _ in range(batch)]
 
     # -- attend ---------------------------------------------------------------------------------------------------------
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, counts, commit: bool = True) -> list[History | None]:
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, counts: Sequence[int], commit: bool = True) -> list[History | None]:
         """q [B, Hq, n, D], k and v [B, Hkv, n, D], counts [B]. None for a request with count 0."""
         return [self._attend(request, q[b], k[b], v[b], int(counts[b]), commit) for b, request in enumerate(self.requests)]
 
-    def _attend(self, request: Request, q, k, v, count: int, commit: bool) -> History | None:
+    def _attend(self, request: Request, q: np.ndarray, k: np.ndarray, v: np.ndarray, count: int, commit: bool) -> History | None:
         if count == 0:
             return None
         new = [Token(k[:, i].copy(), v[:, i].copy()) for i in range(count)]
@@ -95,7 +97,7 @@ class NaiveCache:
         key, value = self.spec.key, self.spec.value
         while len(request.tokens) - request.key_sealed >= key.residual:
             block = request.tokens[request.key_sealed : request.key_sealed + key.residual]
-            rows = np.stack([t.key for t in block], 1)  # [Hkv, R, D]
+            rows = np.stack([t.key for t in block], 1)  # type: ignore[misc]  # floating, [Hkv, R, D]
             grid = quantizer.quantize_key(rows, Rule.of(self.spec, "key"), key.group)
             scale, origin = (quantizer.spread_key(m, key.group, len(block)) for m in (grid.scale, grid.origin))
             for i, token in enumerate(block):
@@ -103,6 +105,7 @@ class NaiveCache:
             request.key_sealed += key.residual
         while len(request.tokens) - request.value_sealed > value.residual:
             token = request.tokens[request.value_sealed]
+            assert isinstance(token.value, np.ndarray)
             grid = quantizer.quantize_value(token.value, Rule.of(self.spec, "value"), value.group)
             scale, origin = (quantizer.spread_value(m, value.group, token.value.shape[-1]) for m in (grid.scale, grid.origin))
             token.value = Sealed(grid.codes, scale, origin)
@@ -110,7 +113,7 @@ class NaiveCache:
 
     # -- commit, rollback and edits of the batch ------------------------------------------------------------------------
 
-    def commit(self, n=None) -> None:
+    def commit(self, n: int | Sequence[int] | None = None) -> None:
         """Keep the first n pending tokens of each request (int, one per request, or all), drop the rest, then seal."""
         for b, request in enumerate(self.requests):
             keep = len(request.pending) if n is None else min(n if isinstance(n, int) else n[b], len(request.pending))
@@ -122,7 +125,7 @@ class NaiveCache:
         for request in self.requests:
             request.pending = []
 
-    def crop(self, t) -> None:
+    def crop(self, t: int | Sequence[int]) -> None:
         for b, request in enumerate(self.requests):
             length = t if isinstance(t, int) else t[b]
             request.cropped |= length < request.key_sealed and length > 0
@@ -130,7 +133,7 @@ class NaiveCache:
             request.key_sealed = min(request.key_sealed, length)
             request.value_sealed = min(request.value_sealed, length)
 
-    def reorder(self, index) -> None:
+    def reorder(self, index: Sequence[int]) -> None:
         self.requests = [copy.deepcopy(self.requests[i]) for i in index]
 
     select = reorder

@@ -39,7 +39,8 @@ def pack(codes: np.ndarray, name: str, which: str, bits: int, page: int) -> np.n
 
 def _pack_page(codes: np.ndarray, text: str, width: int, bits: int) -> np.ndarray:
     in_unit = width if bits == 3 else width // bits
-    digits = _digits(text, in_unit, *codes.shape, bits)
+    tokens, channels = codes.shape
+    digits = _digits(text, in_unit, tokens, channels, bits)
     cut = _slot_digits(digits, in_unit)
     words = [0] * prod(d.extent for d in digits[cut:])
     for (t, c), code in np.ndenumerate(codes):

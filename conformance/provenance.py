@@ -21,7 +21,13 @@ def of(subject: Subject) -> dict[str, Any]:
         "mode": be.mode,
         "device": be.device,
         "numerics": {k: getattr(be.manifest.numerics, k) for k in be.manifest.numerics.__struct_fields__},
-        "versions": {"kivi": kivi.__version__, "python": platform.python_version(), "numpy": metadata.version("numpy"), "ml_dtypes": metadata.version("ml_dtypes"), **be.versions},
+        "versions": {
+            "kivi": kivi.__version__,
+            "python": platform.python_version(),
+            "numpy": metadata.version("numpy"),
+            "ml_dtypes": metadata.version("ml_dtypes"),
+            **be.versions,
+        },
         "platform": {"system": platform.system(), "machine": platform.machine(), "processor": _processor()},
         "sources": sources(subject.name),
     }
@@ -32,7 +38,10 @@ def sources(backend: str) -> dict[str, str]:
     folders = {"kivi": str(resources.files("kivi")), "conformance": str(resources.files("kivi.conformance"))}
     if backend in plugins.found():
         folders["backend"] = str(resources.files(plugins.get(backend).package))
-    return {name: folder_hash(Path(path), ("*.py",) if name == "kivi" else ("*.py", "*.toml", "*.safetensors")) for name, path in folders.items()}
+    return {
+        name: folder_hash(Path(path), ("*.py",) if name == "kivi" else ("*.py", "*.toml", "*.safetensors"))
+        for name, path in folders.items()
+    }
 
 
 def folder_hash(folder: Path, patterns: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kivi.conformance.floats import NUMPY, cast, fmt
+from kivi.spec import CacheSpec
 
 
 class Overflow(ValueError):
@@ -42,7 +43,7 @@ class Rule:
     overflow: str = "reject"
 
     @classmethod
-    def of(cls, spec, which: str) -> Rule:
+    def of(cls, spec: CacheSpec, which: str) -> Rule:
         side = getattr(spec, which)
         return cls(side.bits, side.metadata, spec.numerics, spec.nonfinite, spec.overflow)
 
@@ -50,7 +51,7 @@ class Rule:
 def quantize(x: np.ndarray, rule: Rule) -> Grid:
     """Groups `x` [..., n] on their grids. Raises `NonFinite` or `Overflow` where the rule says reject."""
     name = next(k for k, v in NUMPY.items() if v == x.dtype)
-    bad = ~np.isfinite(x.astype(np.float32)).all(-1)
+    bad = np.asarray(~np.isfinite(x.astype(np.float32)).all(-1))
     if bad.any() and rule.nonfinite == "reject":
         raise NonFinite
     x = np.where(bad[..., None], np.zeros((), x.dtype), x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Report:
 
     @property
     def bound(self) -> dict[str, Any]:
-        """The largest use of a bound by cases that passed (whole, and without output rounding), and the largest excess of one that failed."""
+        """Largest use of a bound by cases that passed, whole and without output rounding; largest excess of one that failed."""
         used = [c for c in self.cases if c.status == "passed" and c.bound_use is not None]
         most = max(used, key=lambda c: c.bound_use or 0.0, default=None)
         over = [c.bound_excess for c in self.cases if c.bound_excess]
@@ -118,7 +119,7 @@ class Report:
         from kivi.errors import InputError
 
         path = Path(path)
-        writers = {".json": Report.to_json, ".xml": junit.text, ".html": html.text}
+        writers: dict[str, Callable[[Any], str]] = {".json": Report.to_json, ".xml": junit.text, ".html": html.text}
         if path.suffix not in writers:
             raise InputError(f"a report is written as {', '.join(writers)}, not as {path.name!r}")
         path.write_text(writers[path.suffix](self), "utf-8")

@@ -50,7 +50,7 @@ class Xfail:
 @cache
 def profiles() -> dict[str, Any]:
     """`profiles.toml`: the profiles, the sizes and their budgets."""
-    return tomllib.loads((resources.files(__package__) / "profiles.toml").read_text("utf-8"))
+    return tomllib.loads((resources.files("kivi.conformance") / "profiles.toml").read_text("utf-8"))
 
 
 def select_cases(profile: str = "all", size: str = "quick", cases: Sequence[str] | None = None) -> list[Case]:
@@ -103,9 +103,21 @@ def run(
             progress(len(results), len(chosen), results[-1])
         if stop_on_failure and results[-1].status in ("failed", "errored"):
             break
-    stale = [x.case for x in expected if not any(x.covers(c.id, subject.backend.mode) for c in all_cases()) and x.mode in (None, subject.backend.mode)]
+    stale = [
+        x.case
+        for x in expected
+        if not any(x.covers(c.id, subject.backend.mode) for c in all_cases()) and x.mode in (None, subject.backend.mode)
+    ]
     specs = {one.spec.hash: one.spec.to_dict() for one in chosen[: len(results)]}
-    return Report(**provenance.of(subject), profile=profile, size=size, spec=specs, cases=results, stale_xfails=stale, complete=len(results) == len(chosen))
+    return Report(
+        **provenance.of(subject),
+        profile=profile,
+        size=size,
+        spec=specs,
+        cases=results,
+        stale_xfails=stale,
+        complete=len(results) == len(chosen),
+    )
 
 
 def run_case(one: Case, subject: Subject) -> CaseResult:
@@ -166,5 +178,7 @@ def _judged(result: CaseResult, expected: list[Xfail], mode: str) -> CaseResult:
     if result.status in ("failed", "errored"):
         return replace(result, status="xfailed", reason=f"{entry.reason} [{result.reason}]")
     if result.status == "passed":
-        return replace(result, status="failed", reason=f"passes, but xfails.toml expects it to fail ({entry.reason}): remove the entry {entry.case!r}")
+        return replace(
+            result, status="failed", reason=f"passes, but xfails.toml expects it to fail ({entry.reason}): remove the entry {entry.case!r}"
+        )
     return result

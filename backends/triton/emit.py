@@ -117,8 +117,9 @@ class Printer:
         for argument, start in zip(arguments, op.iter_args, strict=True):
             self.line(f"{self.name(argument)} = {self.name(start)}")
         low, high, step = (self.name(o) for o in (op.lb, op.ub, op.step))
-        self.line(f"for {self.name(counter)} in range({low}, {high}, {step}):")
+        self.line(f"for {self.name(counter)}_at in range({low}, {high}, {step}):")
         self.indent += 1
+        self.line(f"{self.name(counter)} = tl.full([], {self.name(counter)}_at, {_type(counter.type)})")  # a Python int when interpreted
         self.block(op.body.block.ops)
         results = list(op.body.block.last_op.operands)  # type: ignore[union-attr]
         swapped = set(results) & set(arguments)  # a value carried to another place must be read before it is overwritten
@@ -126,8 +127,6 @@ class Printer:
             self.line(f"{self.name(value)}_old = {self.name(value)}")
         for argument, value in zip(arguments, results, strict=True):
             self.line(f"{self.name(argument)} = {self.name(value)}{'_old' if value in swapped else ''}")
-        if not len(op.body.block.ops) - 1 and not arguments:
-            self.line("pass")
         self.indent -= 1
         for result, argument in zip(op.results, arguments, strict=True):
             self.names[result] = self.name(argument)
@@ -151,6 +150,11 @@ def _infix(symbol: str) -> Callable[..., str]:
 
 def _call(name: str) -> Callable[..., str]:
     return lambda op, *operands: f"{name}({', '.join(operands)})"
+
+
+def _wrapping(name: str) -> Callable[..., str]:
+    """Integers wrap in the dialect; Triton would check for it in debug builds and interpreters."""
+    return lambda op, a, b: f"tl.{name}({a}, {b}, sanitize_overflow=False)"
 
 
 def _unsigned_infix(symbol: str) -> Callable[..., str]:
@@ -214,9 +218,9 @@ def _select(op: tile.SelectOp, condition: str, a: str, b: str) -> str:
 
 RULES: dict[type, Callable[..., str]] = {
     arith.ConstantOp: _constant,
-    arith.AddiOp: _infix("+"),
-    arith.SubiOp: _infix("-"),
-    arith.MuliOp: _infix("*"),
+    arith.AddiOp: _wrapping("add"),
+    arith.SubiOp: _wrapping("sub"),
+    arith.MuliOp: _wrapping("mul"),
     arith.MaxSIOp: _call("tl.maximum"),
     arith.MinSIOp: _call("tl.minimum"),
     arith.DivUIOp: _unsigned_infix("//"),

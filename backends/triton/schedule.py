@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from kivi.pool import PageFormat
@@ -16,6 +17,7 @@ class Schedule:
 
     tokens: int = 32
     queries: int = 1
+    unpack: str = "lanes"
 
 
 def schedule(mode: str, form: PageFormat, batch: int, q_heads: int, rows: int, closed: int) -> tuple[Schedule, int]:
@@ -24,4 +26,5 @@ def schedule(mode: str, form: PageFormat, batch: int, q_heads: int, rows: int, c
     queries = 1
     while queries < rows and queries * 2 * per_position <= MOST_ROWS:
         queries *= 2
-    return Schedule(tokens=32, queries=queries), max(1, -(-closed // PAGES_PER_SPLIT))
+    unpack = "axis" if mode == "interpreter" else "lanes"  # an interpreter pays for each operation, whatever its width
+    return Schedule(tokens=32, queries=queries, unpack=os.environ.get("KIVI_TRITON_UNPACK", unpack)), max(1, -(-closed // PAGES_PER_SPLIT))

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 
-from kivi.conformance.case import Case, Quantize, spec_of
+from kivi.conformance.case import Case, Size
 from kivi.conformance.pairs import covering
+from kivi.conformance.traces.build import Tensors, seed_of
+
+AXES: dict[str, tuple[Any, ...]] = {
+    "which": ("key", "value"),
+    "dtype": ("float16", "bfloat16", "float32"),
+    "bits": (2, 1, 3, 4, 8),
+    "numerics": ("portable", "staged"),
+    "metadata": ("float16", "bfloat16", "float32", "input"),
+    "dim": (64, 80, 96, 112, 128, 256),
+    "group": (8, 16, 32),
+}
 
 
 def tensor(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -16,27 +30,23 @@ def tensor(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return rng.standard_normal(shape) * size + rng.normal(0, 2, (b, h, 1, d)) + rng.normal(0, 1, (b, h, t, 1))
 
 
+def allowed(row: dict[str, Any]) -> bool:
+    """Staged numerics store metadata in the input dtype."""
+    return row.get("numerics") != "staged" or row.get("metadata", "input") == "input"
+
+
 def cases() -> list[Case]:
-    axes = {
-        "which": ("key", "value"),
-        "dtype": ("float16", "bfloat16", "float32"),
-        "bits": (2, 1, 3, 4, 8),
-        "numerics": ("portable", "staged"),
-        "metadata": ("float16", "bfloat16", "float32", "input"),
-        "dim": (64, 80, 96, 112, 128, 256),
-        "group": (8, 16, 32),
-    }
-    out: list[Case] = []
-    for strength, size in ((2, "quick"), (3, "full")):
-        for row in covering(axes, strength, lambda r: not (r.get("numerics") == "staged" and r.get("metadata", "input") != "input")):
-            name = ".".join(str(row[a]) for a in axes)
-            if any(one.id.endswith(name) for one in out):
+    out, seen = Tensors("grids"), set()
+    sizes: tuple[tuple[int, Size], ...] = ((2, "quick"), (3, "full"))
+    for strength, size in sizes:
+        for row in covering(AXES, strength, allowed):
+            name, which = ".".join(str(setting) for setting in row.values()), row["which"]
+            if name in seen:
                 continue
-            group, which = row["group"], row["which"]
-            spec = spec_of({"key.group": group, "key.residual": 64, "value.group": group, "value.residual": 64, "numerics": row["numerics"],
-                            f"{which}.bits": row["bits"], f"{which}.metadata": row["metadata"]})  # fmt: skip
-            tokens = 64 if which == "key" else 35
-            shape, seed = ((1 + (len(out) % 4 == 0), 2, tokens, row["dim"]), len(out))
-            out.append(Quantize(id=f"quantize/grids.{name}", about="codes, scales, origins and decoded values of a tensor", spec=spec, which=which, dtype=row["dtype"],
-                                make=lambda shape=shape, seed=seed: tensor(shape, seed), layouts=(), size=size))  # type: ignore[arg-type]  # fmt: skip
-    return out
+            seen.add(name)
+            shape = (1 + (len(seen) % 4 == 0), 2, 64 if which == "key" else 35, row["dim"])
+            changes = {"key__group": row["group"], "key__residual": 64, "value__group": row["group"], "value__residual": 64}
+            changes |= {f"{which}__bits": row["bits"], f"{which}__metadata": row["metadata"], "numerics": row["numerics"]}
+            about = "codes, scales, origins and decoded values of a tensor"
+            out.add(name, about, which, partial(tensor, shape, seed_of(name)), row["dtype"], size=size, **changes)
+    return out.cases

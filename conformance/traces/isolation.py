@@ -22,7 +22,9 @@ def arrays(seed: int, dtype: str) -> list[list[np.ndarray]]:
 def life(subject: Subject, calls: list[list[np.ndarray]], dtype: str, **changes: Any) -> tuple[list[np.ndarray], Any]:
     """Outputs of all calls, and the cache afterwards."""
     cache = subject.cache(spec_of(changes), batch=2, q_heads=4, kv_heads=2, head_dim=64, dtype=dtype)
-    return [np.array(cache.attend(*(x.copy() for x in call), counts=list(counts))) for call, counts in zip(calls, COUNTS, strict=True)], cache
+    return [
+        np.array(cache.attend(*(x.copy() for x in call), counts=list(counts))) for call, counts in zip(calls, COUNTS, strict=True)
+    ], cache
 
 
 def compare(first: tuple[list[np.ndarray], Any], second: tuple[list[np.ndarray], Any], requests: tuple[int, ...], tally: Tally) -> None:
@@ -60,7 +62,9 @@ def padding(subject: Subject, tally: Tally) -> None:
 def repeated(subject: Subject, tally: Tally) -> None:
     """Report 47: two runs of the same calls give the same bits."""
     calls = arrays(47, "float32")
-    compare(life(subject, calls, "float32", order="seal_then_attend"), life(subject, calls, "float32", order="seal_then_attend"), (0, 1), tally)
+    compare(
+        life(subject, calls, "float32", order="seal_then_attend"), life(subject, calls, "float32", order="seal_then_attend"), (0, 1), tally
+    )
 
 
 def swapped(subject: Subject, tally: Tally) -> None:
@@ -75,6 +79,13 @@ def swapped(subject: Subject, tally: Tally) -> None:
 
 def cases() -> list[Case]:
     return [
-        Special(id=f"stream/isolation.{run.__name__}", profile="stream", about=(run.__doc__ or "").split(": ")[-1], run=run, cost=24, reports=reports)
+        Special(
+            id=f"stream/isolation.{run.__name__}",
+            profile="stream",
+            about=(run.__doc__ or "").split(": ")[-1],
+            run=run,
+            cost=24,
+            reports=reports,
+        )
         for run, reports in ((neighbour, (23,)), (padding, (26,)), (repeated, (47,)), (swapped, (24,)))
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from kivi.conformance.case import Attend, Case, Geometry, Stream, decode, spec_of
-from kivi.conformance.inputs import make
+from typing import Any
+
+from kivi.conformance.case import Attend, Case, Geometry, Size, decode
 from kivi.conformance.pairs import covering
+from kivi.conformance.traces.build import Streams
 
 R = 16
-AXES = {
+AXES: dict[str, tuple[Any, ...]] = {
     "dtype": ("float16", "bfloat16", "float32"),
     "bits": ((2, 2), (1, 4), (3, 8), (4, 1), (8, 3)),  # key, value
     "dim": (64, 80, 96, 112, 128, 256),
@@ -32,9 +34,9 @@ def events(q_len: int, ragged: bool) -> tuple[Attend, ...]:
 
 
 def cases() -> list[Case]:
-    out: list[Case] = []
-    seen: set[str] = set()
-    for strength, size in ((2, "quick"), (3, "full")):
+    out, seen = Streams("matrix"), set()
+    sizes: tuple[tuple[int, Size], ...] = ((2, "quick"), (3, "full"))
+    for strength, size in sizes:
         for row in covering(AXES, strength):
             name = ".".join("x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in row.values())
             if name in seen:
@@ -42,7 +44,18 @@ def cases() -> list[Case]:
             seen.add(name)
             q_heads, kv_heads = row["heads"]
             key_bits, value_bits = row["bits"]
-            spec = spec_of({"order": row["order"], "numerics": row["numerics"], "packing.layout": row["layout"], "key.bits": key_bits, "value.bits": value_bits, "value.group": 16})
-            out.append(Stream(id=f"stream/matrix.{name}", about="a row of the case matrix", spec=spec, inputs=make(row["inputs"], len(out)), events=events(row["q_len"], row["ragged"]), size=size,  # type: ignore[arg-type]
-                              geometry=Geometry(2 if row["ragged"] else 1, q_heads, kv_heads, row["dim"], dtype=row["dtype"])))  # fmt: skip
-    return out
+            out.add(
+                name,
+                "a row of the case matrix",
+                *events(row["q_len"], row["ragged"]),
+                inputs=row["inputs"],
+                geometry=Geometry(2 if row["ragged"] else 1, q_heads, kv_heads, row["dim"], dtype=row["dtype"]),
+                size=size,
+                order=row["order"],
+                numerics=row["numerics"],
+                packing__layout=row["layout"],
+                key__bits=key_bits,
+                value__bits=value_bits,
+                value__group=16,
+            )
+    return out.cases

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kivi.conformance.case import Case, Special, spec_of
+from kivi.conformance.case import Case, Run, Special, spec_of
 from kivi.conformance.compare import Mismatch, Tally
 from kivi.conformance.subject import Subject
 
@@ -22,11 +22,15 @@ def formula(spec: Any, g: dict[str, Any], lengths: list[Any]) -> Fraction:
         metadata = BYTES[g["dtype"] if side.metadata == "input" else side.metadata]
         for n in lengths:
             sealed, floating = getattr(n, f"{which}_sealed"), getattr(n, f"{which}_residual")
-            total += g["kv_heads"] * dim * (sealed * (Fraction(side.bits, 8) + Fraction(2 * metadata, side.group)) + floating * BYTES[g["dtype"]])
+            total += (
+                g["kv_heads"]
+                * dim
+                * (sealed * (Fraction(side.bits, 8) + Fraction(2 * metadata, side.group)) + floating * BYTES[g["dtype"]])
+            )
     return total
 
 
-def accounts(changes: dict[str, Any], g: dict[str, Any], chunks: tuple[int, ...]):
+def accounts(changes: dict[str, Any], g: dict[str, Any], chunks: tuple[int, ...]) -> Run:
     def run(subject: Subject, tally: Tally) -> None:
         spec, rng = spec_of(changes), np.random.default_rng(32)
         cache = subject.cache(spec, **g)
@@ -65,7 +69,9 @@ def grows(subject: Subject, tally: Tally) -> None:
     per_page = 16 * 2 * 2 * 64 * (Fraction(2, 8) + Fraction(4, 8))
     for grown in (sizes[1] - sizes[0], sizes[2] - sizes[1]):
         if not 8 * per_page <= grown <= 9 * per_page + 512:
-            raise Mismatch(f"128 more tokens took {grown} bytes; packed they take {int(8 * per_page)}, in full precision {128 * 2 * 2 * 64 * 2}")
+            raise Mismatch(
+                f"128 more tokens took {grown} bytes; packed they take {int(8 * per_page)}, in full precision {128 * 2 * 2 * 64 * 2}"
+            )
 
 
 def cases() -> list[Case]:
@@ -78,7 +84,12 @@ def cases() -> list[Case]:
 
     return [
         special("even", "groups and words that divide", accounts({}, even, chunks), 16),
-        special("three-bits", "three-bit codes, fp32 metadata", accounts({"key.bits": 3, "value.bits": 3, "key.metadata": "float32", "value.metadata": "float32"}, even, chunks), 16),
+        special(
+            "three-bits",
+            "three-bit codes, fp32 metadata",
+            accounts({"key.bits": 3, "value.bits": 3, "key.metadata": "float32", "value.metadata": "float32"}, even, chunks),
+            16,
+        ),
         special("odd", "short last groups and unfinished words", accounts({"value.group": 32, "value.bits": 1}, odd, chunks), 4),
         special("growth", "bytes that are really allocated grow like packed ones", grows, 6),
     ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from kivi.conformance import quantizer
 from kivi.conformance.bounds import Bound, Numerics, output_bound
-from kivi.conformance.case import Attend, Case, Geometry, Special, Stream, decode, spec_of
+from kivi.conformance.case import Attend, Case, Geometry, Run, Side, Special, Stream, decode, spec_of
 from kivi.conformance.compare import Mismatch, Tally, same, within
 from kivi.conformance.expect import expectation
 from kivi.conformance.inputs import golden, golden_index, make
@@ -22,25 +22,31 @@ from kivi.conformance.subject import Subject
 
 OFFICIAL = Numerics(accumulate="float32", score="float16", score_roundings=2, probability="float16", part="float16", parts=2, exp_ulp=2.0)
 
+#: Trajectories whose first steps are in the quick size: one over a key frontier with grouped heads, one of the other class.
+FIRST_STEPS = {"flash.gqa.b2.n70": 27, "plain.mha.b4.n64": 3}
+
 
 def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
     """Codes of official int32 words, along the last axis."""
     count = 32 // bits
-    return (words.view(np.uint32)[..., None] >> (np.arange(count, dtype=np.uint32) * np.uint32(bits)) & np.uint32(2**bits - 1)).reshape(*words.shape[:-1], -1)
+    return (words.view(np.uint32)[..., None] >> (np.arange(count, dtype=np.uint32) * np.uint32(bits)) & np.uint32(2**bits - 1)).reshape(
+        *words.shape[:-1], -1
+    )
 
 
 def positive_zero(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, np.zeros((), x.dtype), x)
 
 
-def quantized(entry: dict[str, Any], which: str):
+def quantized(entry: dict[str, Any], which: Side) -> Run:
     """One golden tensor. Degenerate groups follow the spec instead of the official code: they are left to the naive model."""
 
     def run(subject: Subject, tally: Tally) -> None:
         data, key, bits, group = golden("official_quant"), entry["key"], entry["bits"], entry["G"]
         x = data[key.rsplit(".", 1)[0] + ".input"]
-        spec = spec_of({"numerics": "staged", "nonfinite": "propagate", "overflow": "saturate", "packing.layout": "official_int32", "key.group": group, "key.residual": 128,
-                        "value.group": group, "value.residual": 128, f"{which}.bits": bits})  # fmt: skip
+        sizes = {f"{w}.{f}": n for w in ("key", "value") for f, n in (("group", group), ("residual", 128))}
+        policy = {"numerics": "staged", "nonfinite": "propagate", "overflow": "saturate", "packing.layout": "official_int32"}
+        spec = spec_of({**policy, **sizes, f"{which}.bits": bits})
         qt = subject.quantize(x.copy(), spec, which)
         whole = data[f"{key}.degenerate_group"] == 0
         if which == "key":  # the official packer takes keys transposed
@@ -62,12 +68,20 @@ def quantized(entry: dict[str, Any], which: str):
     return run
 
 
-def trajectory(entry: dict[str, Any], steps: int):
+def trajectory(entry: dict[str, Any], steps: int) -> tuple[Run, int]:
     """One trajectory: lengths after each call, outputs, and, at the full length, the final state."""
     key, heads, dim = entry["key"], entry["nh"], entry["D"]
-    spec = spec_of({"numerics": "staged", "packing.layout": "official_int32", **{f"{w}.{f}": v for w in ("key", "value") for f, v in
-                    (("bits", entry["bits"]), ("group", entry["G"]), ("residual", entry["R"]))}})  # fmt: skip
-    stream = Stream(id=key, about="", spec=spec, geometry=Geometry(1, heads, entry["nh_kv"], dim), inputs=make("official", key=key), events=(Attend(entry["prefill"]), *decode(steps)))
+    fields = (("bits", entry["bits"]), ("group", entry["G"]), ("residual", entry["R"]))
+    sides = {f"{w}.{f}": v for w in ("key", "value") for f, v in fields}
+    spec = spec_of({"numerics": "staged", "packing.layout": "official_int32", **sides})
+    stream = Stream(
+        id=key,
+        about="",
+        spec=spec,
+        geometry=Geometry(1, heads, entry["nh_kv"], dim),
+        inputs=make("official", key=key),
+        events=(Attend(entry["prefill"]), *decode(steps)),
+    )
 
     def run(subject: Subject, tally: Tally) -> None:
         g = stream.geometry
@@ -76,20 +90,21 @@ def trajectory(entry: dict[str, Any], steps: int):
         out = golden("official_stream")[f"{key}.out"].reshape(-1, heads, dim).transpose(1, 0, 2)
         at = 0
         for step, row in zip(expectation(stream), entry["states"], strict=False):
-            got = np.asarray(cache.attend(*(x.copy() for x in step.inputs)))  # type: ignore[misc]
+            assert step.inputs is not None
+            assert step.outputs is not None
+            got, n = np.asarray(cache.attend(*(x.copy() for x in step.inputs))), step.inputs[0].shape[2]
             found = cache.lengths(0)
             state = [found.tokens, found.key_sealed, found.key_residual, found.value_sealed, found.value_residual]
             if state != row:
                 raise Mismatch(f"lengths are {state}, the official classes have {row}")
-            for h, exact in enumerate(step.outputs[0]):  # type: ignore[index, arg-type]
-                bound = output_bound(exact, own, "float16")
-                within(f"output at T = {row[0]}, head {h}", got[0, h], exact.out, bound, "float16", tally, "row channel")
+            for h, exact in enumerate(step.outputs[0] or []):
+                name, bound = f"output at T = {row[0]}, head {h}", output_bound(exact, own, "float16")
+                within(name, got[0, h], exact.out, bound, "float16", tally, "row channel")
                 theirs = output_bound(exact, OFFICIAL, "float16")
                 both = Bound(bound.total + theirs.total, bound.rounding + theirs.rounding)
-                official = out[h, at : at + step.inputs[0].shape[2]]  # type: ignore[index]
-                within(f"output at T = {row[0]}, head {h}, against the official one", got[0, h], official.astype(np.float64), both,
-                       "float16", Tally(), "row channel")  # fmt: skip
-            at += step.inputs[0].shape[2]  # type: ignore[index]
+                official = out[h, at : at + n].astype(np.float64)
+                within(f"{name}, against the official one", got[0, h], official, both, "float16", Tally(), "row channel")
+            at += n
         if steps == entry["decode_steps"]:
             compare_final(cache, key, tally)
 
@@ -111,13 +126,16 @@ def compare_final(cache: Any, key: str, tally: Tally) -> None:
 def cases() -> list[Case]:
     out: list[Case] = []
     for entry in golden_index("official_quant")["cases"]:
-        which = {"k": "key", "v": "value"}[entry["tensor"]]
-        out.append(Special(id=f"quantize/official.{entry['key']}", profile="quantize", about="bit for bit what the official packer stores", run=quantized(entry, which), cost=2))
+        which: Side = "key" if entry["tensor"] == "k" else "value"
+        about, run = "bit for bit what the official packer stores", quantized(entry, which)
+        out.append(Special(id=f"quantize/official.{entry['key']}", profile="quantize", about=about, run=run, cost=2))
+    about = "lengths and outputs of the official classes"
     for entry in golden_index("official_stream")["cases"]:
-        quick = {"flash.gqa.b2.n70": 27, "plain.mha.b4.n64": 3}.get(entry["key"])
-        for size, steps in (("quick", quick), ("full", entry["decode_steps"])):
-            if steps:
-                run, cost = trajectory(entry, steps)
-                out.append(Special(id=f"stream/official.{entry['key']}" + ("" if size == "full" else f".first{steps}"), profile="stream",
-                                   about="lengths and outputs of the official classes", run=run, cost=cost, size=size))  # type: ignore[arg-type]  # fmt: skip
+        name = f"stream/official.{entry['key']}"
+        if entry["key"] in FIRST_STEPS:
+            steps = FIRST_STEPS[entry["key"]]
+            run, cost = trajectory(entry, steps)
+            out.append(Special(id=f"{name}.first{steps}", profile="stream", about=about, run=run, cost=cost))
+        run, cost = trajectory(entry, entry["decode_steps"])
+        out.append(Special(id=name, profile="stream", about=about, run=run, cost=cost, size="full"))
     return out

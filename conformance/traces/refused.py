@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kivi.conformance.case import Attend, Case, Geometry, Quantize, Refused, Select, Special, Stream, spec_of
+from kivi.conformance.case import Attend, Case, Geometry, Refused, Select, Special, spec_of
 from kivi.conformance.check import refused
 from kivi.conformance.compare import Mismatch, Tally, same
-from kivi.conformance.inputs import make
 from kivi.conformance.subject import Subject
+from kivi.conformance.traces.build import Streams, Tensors
 from kivi.conformance.traces.grids import tensor
 
 
@@ -32,7 +32,9 @@ def capacity(subject: Subject, tally: Tally) -> None:
         refused(lambda n=n, commit=commit: cache.attend(x[:, :, :n], x[:, :, :n], x[:, :, :n], commit=commit), "CapacityError", ("20",))
     cache.attend(x[:, :, :3], x[:, :, :3], x[:, :, :3])
     if cache.lengths(0).tokens != 20 or cache.pending(0):
-        raise Mismatch(f"after refused calls the cache holds {cache.lengths(0).tokens} tokens and {cache.pending(0)} pending ones, expected 20 and 0")
+        raise Mismatch(
+            f"after refused calls the cache holds {cache.lengths(0).tokens} tokens and {cache.pending(0)} pending ones, expected 20 and 0"
+        )
 
 
 def arrays(subject: Subject, tally: Tally) -> None:
@@ -72,12 +74,12 @@ def files(subject: Subject, tally: Tally) -> None:
 
 def cases() -> list[Case]:
     out: list[Case] = [
-        Special(id=f"stream/refused.{run.__name__}", profile="stream", about=(run.__doc__ or "").rstrip("."), run=run, cost=2) for run in (capacity, arrays, files)
+        Special(id=f"stream/refused.{run.__name__}", profile="stream", about=(run.__doc__ or "").rstrip("."), run=run, cost=2)
+        for run in (capacity, arrays, files)
     ]
-    out += [
-        Stream(id="stream/refused.indices", about="requests that do not exist", spec=spec_of({}), geometry=Geometry(batch=2, dtype="float32"), inputs=make("rich", 1),
-               events=(Attend(3), Refused(Select((2,)), "InputError"), Refused(Select((-1,)), "InputError"), Attend())),
-        Quantize(id="quantize/refused.tail", about="keys whose tokens do not fill their groups: nothing is dropped silently", spec=spec_of({}), which="key", make=lambda: tensor((1, 1, 12, 16), 1),
-                 error="ShapeError", says=("12", "8")),
-    ]  # fmt: skip
-    return out
+    steps, whole = Streams("refused", geometry=Geometry(batch=2, dtype="float32")), Tensors("refused")
+    absent = (Refused(Select((2,)), "InputError"), Refused(Select((-1,)), "InputError"))
+    steps.add("indices", "requests that do not exist", Attend(3), *absent, Attend())
+    about = "keys whose tokens do not fill their groups: nothing is dropped silently"
+    whole.add("tail", about, "key", lambda: tensor((1, 1, 12, 16), 1), "float16", error="ShapeError", says=("12", "8"))
+    return [*out, *steps.cases, *whole.cases]

@@ -6,18 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from kivi.conformance.case import Attend, Case, Geometry, Special, Stream, decode, spec_of
+from kivi.conformance.case import Attend, Case, Geometry, Size, Special, decode, spec_of
 from kivi.conformance.compare import Mismatch, Tally
 from kivi.conformance.inputs import make
 from kivi.conformance.subject import Subject
+from kivi.conformance.traces.build import Streams
 
-ONE = Geometry(q_heads=2, dtype="float32")
 R = 16
-
-
-def stream(name: str, about: str, events: tuple[Any, ...], seed: int = 0, reports: tuple[int, ...] = (), geometry: Geometry = ONE, size: str = "quick", **changes: Any) -> Stream:
-    spec = spec_of({k.replace("__", "."): v for k, v in changes.items()})
-    return Stream(id=f"stream/schedule.{name}", about=about, spec=spec, geometry=geometry, inputs=make("rich", seed), events=events, reports=reports, size=size)  # type: ignore[arg-type]
 
 
 def sealed_error(subject: Subject, tally: Tally) -> None:
@@ -32,36 +27,45 @@ def sealed_error(subject: Subject, tally: Tally) -> None:
             tokens = np.asarray(qt.dequantize())[0, 0]
             error = np.abs(tokens - x[0, 0, start : start + len(tokens)]).max(-1)
             if (error < 1e-3).any():
-                raise Mismatch(f"sealed {which} of token {start + int(error.argmin())} comes back exactly: it cannot have been quantized in a group")
+                raise Mismatch(f"sealed {which} of token {start + int(error.argmin())} comes back exactly: it was not quantized in a group")
 
 
 def cases() -> list[Case]:
-    both = {"": {}, "-paper": {"order": "seal_then_attend"}}
-    out: list[Case] = [
-        stream("single", "prefill R, then single steps: a rule that reads the call's length never seals", (Attend(R), *decode(R + 1)), 1, (17,)),
-        Special(id="stream/schedule.error", profile="stream", about="sealing quantizes in whole groups", run=sealed_error, cost=19, reports=(18,)),
-        stream("jump", "an append that jumps over R", (Attend(10), Attend(10), *decode(4), Attend(9)), 2, (19,)),
-        stream("jump-two", "an append that fills two blocks and more", (Attend(7), Attend(2 * R + 5), *decode(5)), 3, (19,)),
-        stream("many-pages", "block tables that grow, unequal lengths", (Attend(70, counts=(70, 40)), Attend(40, counts=(1, 40)), Attend(), Attend(30)), 12, (),
-               Geometry(batch=2, dtype="float16")),
-        stream("wide-value", "a value window of two key windows", (Attend(20), Attend(15), *decode(4)), 4, (), value__residual=2 * R),
-        stream("odd-value", "a value window that is no multiple of anything", (Attend(20), Attend(15), *decode(4)), 5, (), value__residual=R + 3),
-    ]
-    for tag, changes in both.items():
+    out = Streams("schedule", geometry=Geometry(q_heads=2, dtype="float32"))
+    out.add("single", "single steps: a rule that reads the call's length never seals", Attend(R), *decode(R + 1), reports=(17,))
+    out.add("jump", "an append that jumps over R", Attend(10), Attend(10), *decode(4), Attend(9), reports=(19,))
+    out.add("jump-two", "an append that fills two blocks and more", Attend(7), Attend(2 * R + 5), *decode(5), reports=(19,))
+    out.add(
+        "many-pages",
+        "block tables that grow, unequal lengths",
+        Attend(70, counts=(70, 40)),
+        Attend(40, counts=(1, 40)),
+        Attend(),
+        Attend(30),
+        geometry=Geometry(batch=2),
+    )
+    out.add("wide-value", "a value window of two key windows", Attend(20), Attend(15), *decode(4), value__residual=2 * R)
+    out.add("odd-value", "a value window that is no multiple of anything", Attend(20), Attend(15), *decode(4), value__residual=R + 3)
+    for tag, order in (("", "attend_then_seal"), ("-paper", "seal_then_attend")):
         for i, chunks in enumerate(((40,), (1,) * 40, (7, 33), (15, 1, 1, 16, 7), (3, 17, 20))):
-            size = "full" if tag and i < 4 else "quick"
-            out.append(stream(f"chunks{i}{tag}", f"the same 40 tokens in {len(chunks)} calls", tuple(Attend(n) for n in chunks), 6, (18,), size=size, **changes))
+            calls = tuple(Attend(n) for n in chunks)
+            size: Size = "full" if tag and i < 4 else "quick"
+            same = make("rich", 18)
+            out.add(
+                f"chunks{i}{tag}", f"the same 40 tokens in {len(chunks)} calls", *calls, inputs=same, reports=(18,), size=size, order=order
+            )
         for prompt in (1, R - 1, R, R + 1, 2 * R):
-            steps = 2 if prompt != R - 1 or tag else 18
-            out.append(stream(f"prompt{prompt}{tag}", "exact up to R, then the stated split", (Attend(prompt), *decode(steps)), 7, (20,), **changes))
-        out.append(stream(f"long{tag}", "every fill level of both windows", (Attend(1), *decode(3 * R)), 8, (20,), size="full", **changes))
-    two = Geometry(batch=2, q_heads=4, kv_heads=2, dtype="bfloat16")
-    out += [
-        stream("sides", "keys and values with other bits, groups and windows", (Attend(19), Attend(2), *decode(3)), 9, (), two,
-               key__bits=4, key__group=16, value__bits=2, value__group=32, value__residual=20),
-        stream("sides-swapped", "the other way round", (Attend(19), Attend(2), *decode(3)), 10, (), two,
-               key__bits=1, key__group=4, value__bits=8, value__group=64, value__residual=16, numerics="staged"),
-        stream("large-residual", "R = 32, G = 16", (Attend(30), Attend(5), *decode(2), Attend(33), *decode(1)), 11, (),
-               key__group=16, key__residual=32, value__group=16, value__residual=32),
-    ]  # fmt: skip
-    return out
+            steps = 18 if prompt == R - 1 and not tag else 2
+            out.add(
+                f"prompt{prompt}{tag}", "exact up to R, then the stated split", Attend(prompt), *decode(steps), reports=(20,), order=order
+            )
+        out.add(f"long{tag}", "every fill level of both windows", Attend(1), *decode(3 * R), reports=(20,), size="full", order=order)
+    two, sides = Geometry(batch=2, q_heads=4, kv_heads=2, dtype="bfloat16"), (Attend(19), Attend(2), *decode(3))
+    wide: dict[str, Any] = {"key__bits": 4, "key__group": 16, "value__group": 32, "value__residual": 20}
+    tall: dict[str, Any] = {"key__bits": 1, "key__group": 4, "value__bits": 8, "value__group": 64, "numerics": "staged"}
+    large: dict[str, Any] = {f"{which}__{name}": size for which in ("key", "value") for name, size in (("group", 16), ("residual", 32))}
+    out.add("sides", "keys and values with other bits, groups and windows", *sides, geometry=two, **wide)
+    out.add("sides-swapped", "the other way round", *sides, geometry=two, **tall)
+    out.add("large-residual", "R = 32, G = 16", Attend(30), Attend(5), *decode(2), Attend(33), *decode(1), **large)
+    about = "sealing quantizes in whole groups"
+    return [*out.cases, Special(id="stream/schedule.error", profile="stream", about=about, run=sealed_error, cost=19, reports=(18,))]

@@ -5,39 +5,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kivi.conformance import quantizer
-from kivi.conformance.case import Case, Quantize, spec_of
+from kivi.conformance.case import Case
 from kivi.conformance.floats import NUMPY, cast
+from kivi.conformance.traces.build import Tensors
 
-
-def as_key(groups: np.ndarray) -> np.ndarray:
-    """Groups [n, G] as keys [1, 1, G, n]: one channel a group."""
-    return np.ascontiguousarray(np.asarray(groups).T)[None, None]
-
-
-def as_value(groups: np.ndarray) -> np.ndarray:
-    """Groups [n, G] as values [1, 1, n, G]: one token a group."""
-    return np.asarray(groups)[None, None]
-
-
-def of_groups(name: str, about: str, groups: Any, dtype: str, reports: tuple[int, ...] = (), sides: str = "kv", family: str = "ties", **changes: Any) -> list[Case]:
-    """The same groups [n, G] as keys and as values."""
-    out: list[Case] = []
-    groups = groups if callable(groups) else (lambda made=np.asarray(groups): made)
-    size = groups().shape[1]
-    for side in sides:
-        which = {"k": "key", "v": "value"}[side]
-        fields = {f"{w}.{f}": v for w in ("key", "value") for f, v in changes.items() if f in ("bits", "metadata")}
-        rest = {f: v for f, v in changes.items() if f not in ("bits", "metadata")}
-        spec = spec_of({"key.group": size, "key.residual": 2 * size, "value.group": size, "value.residual": 2 * size, **fields, **rest})
-        arrange = as_key if which == "key" else as_value
-        out.append(Quantize(id=f"quantize/{family}.{name}.{which}", about=about, spec=spec, which=which, dtype=dtype, reports=reports,
-                            make=lambda arrange=arrange: arrange(groups())))  # type: ignore[arg-type]  # fmt: skip
-    return out
+#: Input and metadata formats of the searched groups.
+PORTABLE = (
+    ("float32", "float32"),
+    ("float32", "float16"),
+    ("float16", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+)
 
 
 def midpoints(bits: int) -> np.ndarray:
@@ -90,38 +75,27 @@ def _other_ways(x: np.ndarray, grid: quantizer.Grid, bits: int) -> list[np.ndarr
     return [w.astype(np.uint8) for w in ways]
 
 
-def one_side_quick(made: list[Case], turn: int) -> list[Case]:
-    """Of a key and a value case one is in the quick size, in turn; both are in the full one."""
-    return [one if i == turn % 2 else one.full() for i, one in enumerate(made)]
-
-
 def cases() -> list[Case]:
-    out: list[Case] = []
+    out = Tensors("ties", reports=(9,))
     for bits in (2, 1, 3, 4, 8):
         for dtype in ("float32", "float16") if bits in (2, 4) else ("float32",):
-            out += of_groups(f"middle.b{bits}.{dtype}", "halves go to the even code", lambda b=bits: midpoints(b), dtype, (9,), bits=bits)
-    out += of_groups(
-        "reciprocal",
-        "0.7744140625 on [0, 1.548828125] at 2 bits is 1.5 steps, which a reciprocal makes 1.4999999",
-        [[0.0, 0.7744140625, 1.0, 1.548828125]],
-        "float32", (9, 11), bits=2, metadata="float32",
-    )  # fmt: skip
-    out += of_groups("reciprocal4", "0.79296875 on [0, 1.5859375] at 4 bits", [[0.0, 0.79296875, 1.0, 1.5859375]], "float32", (9,), bits=4, metadata="float32")
-    out += of_groups(
-        "fused",
-        "scale 2.0989582538604736, code 3, origin -3.0703125: 3.2265625 in two roundings, 3.2265623 fused",
-        [[-3.0703125, 0.0, 3.2265625, 1.0]],
-        "float32", (12,), bits=2, metadata="float32",
-    )  # fmt: skip
-    out += of_groups("staged", "fp16 steps: the third quotient rounds to 1.5", [[0.9375, -4.0, -1.125, 1.75]], "float16", (), bits=2, numerics="staged")
-    out += of_groups("portable", "the same group in fp32 steps: 1.4997", [[0.9375, -4.0, -1.125, 1.75]], "float16", (), bits=2)
+            out.groups(f"middle.b{bits}.{dtype}", "halves go to the even code", partial(midpoints, bits), dtype, bits=bits)
+    fp32: dict[str, Any] = {"dtype": "float32", "metadata": "float32"}
+    below = "0.7744140625 on [0, 1.548828125] is 1.5 steps, which a reciprocal makes 1.4999999"
+    out.groups("reciprocal", below, [[0.0, 0.7744140625, 1.0, 1.548828125]], reports=(9, 11), **fp32)
+    out.groups("reciprocal4", "0.79296875 on [0, 1.5859375] at 4 bits", [[0.0, 0.79296875, 1.0, 1.5859375]], bits=4, **fp32)
+    twice = "scale 2.0989582538604736, code 3, origin -3.0703125: 3.2265625 in two roundings, 3.2265623 fused"
+    out.groups("fused", twice, [[-3.0703125, 0.0, 3.2265625, 1.0]], reports=(12,), **fp32)
+    group = [[0.9375, -4.0, -1.125, 1.75]]
+    out.groups("staged", "fp16 steps: the third quotient rounds to 1.5", group, "float16", reports=(), numerics="staged")
+    out.groups("portable", "the same group in fp32 steps: 1.4997", group, "float16", reports=())
     for bits in (2, 4, 8, 3, 1):
-        for i, (dtype, metadata) in enumerate((("float32", "float32"), ("float32", "float16"), ("float16", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))):
-            made = of_groups(f"sharp.b{bits}.{dtype}.{metadata}", "codes that hang on one rounding", lambda b=bits, d=dtype, m=metadata: sharp(d, b, m, "portable", 9),
-                             dtype, (9, 11), bits=bits, metadata=metadata)  # fmt: skip
-            out += one_side_quick(made, i + bits // 2)
+        about = "codes that hang on one rounding"
+        for i, (dtype, metadata) in enumerate(PORTABLE):
+            groups = partial(sharp, dtype, bits, metadata, "portable", 9)
+            name = f"sharp.b{bits}.{dtype}.{metadata}"
+            out.groups(name, about, groups, dtype, sides="kv"[(i + bits // 2) % 2], bits=bits, metadata=metadata, reports=(9, 11))
         for i, dtype in enumerate(("float16", "bfloat16", "float32")):
-            made = of_groups(f"sharp.staged.b{bits}.{dtype}", "codes that hang on one rounding, staged", lambda b=bits, d=dtype: sharp(d, b, "input", "staged", 10),
-                             dtype, (9,), bits=bits, numerics="staged")  # fmt: skip
-            out += one_side_quick(made, i + bits // 2)
-    return out
+            groups = partial(sharp, dtype, bits, "input", "staged", 10)
+            out.groups(f"sharp.staged.b{bits}.{dtype}", about, groups, dtype, sides="kv"[(i + bits // 2) % 2], bits=bits, numerics="staged")
+    return out.cases

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from kivi.conformance.case import Attend, Case, Geometry, Quantize, Stream, spec_of
-from kivi.conformance.inputs import VIEWS, make
+from functools import partial
+
+from kivi.conformance.case import Attend, Case, Geometry, Side
+from kivi.conformance.inputs import VIEWS
+from kivi.conformance.traces.build import Streams, Tensors
 from kivi.conformance.traces.grids import tensor
+
+SIDES: tuple[Side, Side] = ("key", "value")
+DTYPES = ("float16", "bfloat16", "float32")
 
 
 def cases() -> list[Case]:
-    out: list[Case] = []
+    whole, steps = Tensors("views", reports=(35,)), Streams("views", reports=(35,))
     for i, view in enumerate(VIEWS):
-        for which in ("key", "value"):
-            dtype = ("float16", "bfloat16", "float32")[i % 3]
-            out.append(Quantize(id=f"quantize/views.{view}.{which}", about="the numbers count, not where they lie", spec=spec_of({}), which=which, dtype=dtype, view=view,  # type: ignore[arg-type]
-                                make=lambda i=i: tensor((1, 2, 16, 48), 100 + i), reports=(35,)))  # fmt: skip
-        out.append(Stream(id=f"stream/views.{view}", about="q, k and v as views", spec=spec_of({}), inputs=make("rich", 30 + i), reports=(35,),
-                          geometry=Geometry(batch=2, q_heads=2, kv_heads=1, dtype=("float32", "float16", "bfloat16")[i % 3]),
-                          events=(Attend(17, view=view, counts=(17, 9)), Attend(3, view=view), Attend(1, view=view))))  # fmt: skip
-    return out
+        for which in SIDES:
+            about = "the numbers count, not where they lie"
+            whole.add(f"{view}.{which}", about, which, partial(tensor, (1, 2, 16, 48), 100 + i), DTYPES[i % 3], view=view)
+        calls = (Attend(17, view=view, counts=(17, 9)), Attend(3, view=view), Attend(1, view=view))
+        steps.add(view, "q, k and v as views", *calls, geometry=Geometry(batch=2, q_heads=2, dtype=DTYPES[(i + 2) % 3]))
+    return [*whole.cases, *steps.cases]

@@ -7,6 +7,7 @@ in this run on this machine; nothing is a stored figure.
 
 from __future__ import annotations
 
+import itertools
 import json as jsonlib
 import time
 from collections.abc import Callable
@@ -84,11 +85,10 @@ def run(
 
     weights.require("jinja2", "matplotlib")
     started = time.perf_counter()
-    ticks = _Ticks(progress)
-    with ticks.stage("load the model (the first time it is converted)", 1) as tick:
-        model, tokenizer = weights.load()
-        tick()
-    result = _measure(model, tokenizer, backend, steps, ticks)
+    tick = _counter(progress, "load the model (the first time it is converted)", 1)
+    model, tokenizer = weights.load()
+    tick()
+    result = _measure(model, tokenizer, backend, steps, progress)
     result.seconds = time.perf_counter() - started
     if out is not None:
         from kivi.demo.report import render
@@ -105,7 +105,7 @@ def run(
     return result
 
 
-def _measure(model: Any, tokenizer: Any, backend: str, steps: int, ticks: _Ticks) -> DemoResult:
+def _measure(model: Any, tokenizer: Any, backend: str, steps: int, progress: Progress | None) -> DemoResult:
     import torch
     from transformers import DynamicCache
 
@@ -128,15 +128,15 @@ def _measure(model: Any, tokenizer: Any, backend: str, steps: int, ticks: _Ticks
     prompt = text.alice_ids(tokenizer, *PROMPT)
     written = {}
     for bits in (None, *COMPARED):
-        with ticks.stage(f"write a text, {_name(bits)}", NEW) as tick:
-            written[bits] = measure.continuation(model, tokenizer, prompt, cache_of(bits), NEW, tick)
+        tick = _counter(progress, f"write a text, {_name(bits)}", NEW)
+        written[bits] = measure.continuation(model, tokenizer, prompt, cache_of(bits), NEW, tick)
 
     ids = text.alice_ids(tokenizer, STRETCH[0], tokens)
     scores, sizes, full = {}, {}, None
     for bits in (None, *BITS):
         cache = cache_of(bits)
-        with ticks.stage(f"predict {steps} tokens, {_name(bits)}", steps) as tick:
-            log_probs = measure.predictions(model, ids, STRETCH[1], cache, tick)
+        tick = _counter(progress, f"predict {steps} tokens, {_name(bits)}", steps)
+        log_probs = measure.predictions(model, ids, STRETCH[1], cache, tick)
         full = log_probs if full is None else full
         scores[bits] = measure.score(log_probs, full, ids[0, STRETCH[1] :])
         sizes[bits] = _sizes(cache)
@@ -144,8 +144,8 @@ def _measure(model: Any, tokenizer: Any, backend: str, steps: int, ticks: _Ticks
     q, k, v = measure.record(model, ids, LAYER)
     errors = {}
     for bits in BITS[:-1]:
-        with ticks.stage(f"attention error, {bits} bits", tokens - ERROR_FROM) as tick:
-            errors[bits] = measure.attention_error(specs[bits], chosen, q, k, v, ERROR_FROM, tick)
+        tick = _counter(progress, f"attention error, {bits} bits", tokens - ERROR_FROM)
+        errors[bits] = measure.attention_error(specs[bits], chosen, q, k, v, ERROR_FROM, tick)
     group = specs[2].key.group
     whole = tokens // group * group
     axis = measure.axis_errors(*(x[:, :, :whole] for x in (q, k, v)), 2, group)
@@ -209,31 +209,13 @@ def _long_context(specs: dict[int, Any], config: Any) -> dict[str, Any]:
     return {"tokens": tokens, "dtype": "float16", FULL: layers * memory.full_precision("float16", heads, dim, dim, tokens), **sizes}
 
 
-class _Ticks:
-    """Counts steps of a stage and passes them on."""
+def _counter(progress: Progress | None, stage: str, total: int) -> Callable[[], None]:
+    """A function that reports one more step of a stage; the stage is announced at once."""
+    count = itertools.count()
 
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
+    def tick() -> None:
+        if progress is not None:
+            progress(stage, min(next(count), total), total)
 
-    def stage(self, name: str, total: int) -> _Stage:
-        return _Stage(self._progress, name, total)
-
-
-@dataclass
-class _Stage:
-    progress: Progress | None
-    name: str
-    total: int
-    done: int = -1
-
-    def __enter__(self) -> Callable[[], None]:
-        self._tick()
-        return self._tick
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def _tick(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.name, min(self.done, self.total), self.total)
+    tick()
+    return tick

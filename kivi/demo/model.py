@@ -7,8 +7,10 @@ rebuilt once as bfloat16 safetensors in the user's cache folder, under the hash 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import tempfile
@@ -87,7 +89,7 @@ def _convert(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with _Quiet():
+    with _Quiet(), contextlib.redirect_stderr(io.StringIO()):       # its progress bar has no switch
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True)
         # A model that came from a GGUF refuses to be saved (transformers 5.24), so its weights move into a plain one.
@@ -117,6 +119,7 @@ class _Quiet:
 
 
 def require(*packages: str) -> None:
+    """Raises `IntegrationError` naming those of `packages` that are not installed."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise IntegrationError(f"the demo needs {', '.join(missing)}, which is not installed; run `pip install 'kivi-kvcache[demo]'`")

@@ -30,10 +30,16 @@ COUNTS = ("stored", "key_sealed", "value_sealed", "pages", "closed", "chunk", "c
 
 @dataclass(frozen=True)
 class Schedule:
-    """Choices that change speed and not results. `tokens`: rows of a history tile, at most; `queries`: query positions of a program."""
+    """Choices that change speed and not results.
+
+    tokens    rows of a history tile, at most
+    queries   query positions of a program
+    unpack    how codes leave their words: "lanes" or "axis" (`kivi.passes.lanes`)
+    """
 
     tokens: int = 32
     queries: int = 1
+    unpack: str = "lanes"
 
 
 class Attend:
@@ -41,7 +47,7 @@ class Attend:
 
     def __init__(self, form: PageFormat, group_heads: int, dtype: str, schedule: Schedule, given: dict) -> None:
         self.form, self.dtype, self.given = form, dtype, given
-        self.keys, self.values = Lanes(form.key), Lanes(form.value)
+        self.keys, self.values = Lanes(form.key, schedule.unpack), Lanes(form.value, schedule.unpack)
         self.poison = form.spec.nonfinite == "propagate"
         self.heads = group_heads
         self.queries = schedule.queries

@@ -21,7 +21,15 @@ def history(q, k, v, visible=None) -> History:
 @pytest.mark.parametrize(("name", "kind"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16), ("float32", np.float32)])
 def test_half_ulp_is_half_the_spacing(name, kind):
     """Against the formats themselves: for numbers inside a binade, at its start, and below the smallest normal one."""
-    for x in (1.0, 1.5, 3.999, 1e-3, 100.0, float(ml_dtypes.finfo(kind).smallest_normal) * 0.6, float(ml_dtypes.finfo(kind).smallest_subnormal)):
+    for x in (
+        1.0,
+        1.5,
+        3.999,
+        1e-3,
+        100.0,
+        float(ml_dtypes.finfo(kind).smallest_normal) * 0.6,
+        float(ml_dtypes.finfo(kind).smallest_subnormal),
+    ):
         low = np.array(x).astype(kind)
         high = np.nextafter(low.astype(np.float32), np.float32(np.inf)) if kind is np.float32 else np.nextafter(low, kind(np.inf))
         assert fmt(name).half_ulp(np.array(float(low))) == (float(high) - float(low)) / 2

@@ -20,7 +20,9 @@ from kivi.conformance.traces.official import OFFICIAL, positive_zero, unpacked
 def test_staged_codes_equal_the_official_packer(entry):
     data, key, group = golden("official_quant"), entry["key"], entry["G"]
     x, which = data[key.rsplit(".", 1)[0] + ".input"], {"k": "key", "v": "value"}[entry["tensor"]]
-    grid = (quantizer.quantize_key if which == "key" else quantizer.quantize_value)(x, Rule(entry["bits"], "input", "staged", "propagate", "saturate"), group)
+    grid = (quantizer.quantize_key if which == "key" else quantizer.quantize_value)(
+        x, Rule(entry["bits"], "input", "staged", "propagate", "saturate"), group
+    )
     turn = (lambda a: np.swapaxes(a, -1, -2)) if which == "key" else (lambda a: a)
     whole = data[f"{key}.degenerate_group"] == 0
     assert whole.sum() > 0
@@ -32,9 +34,15 @@ def test_staged_codes_equal_the_official_packer(entry):
 @pytest.mark.parametrize("entry", golden_index("official_stream")["cases"], ids=lambda e: e["key"])
 def test_lengths_and_outputs_of_the_official_classes(entry):
     """Lengths exactly; outputs within the bound of the official pipeline's own roundings, of which they use less than half."""
-    spec = spec_of({"numerics": "staged", **{f"{w}.{f}": entry[k] for w in ("key", "value") for f, k in (("bits", "bits"), ("group", "G"), ("residual", "R"))}})
-    stream = Stream(id="official", about="", spec=spec, geometry=Geometry(1, entry["nh"], entry["nh_kv"], entry["D"]), inputs=make("official", key=entry["key"]),
-                    events=(Attend(entry["prefill"]), *decode(entry["decode_steps"])))  # fmt: skip
+    spec = spec_of(
+        {
+            "numerics": "staged",
+            **{f"{w}.{f}": entry[k] for w in ("key", "value") for f, k in (("bits", "bits"), ("group", "G"), ("residual", "R"))},
+        }
+    )
+    geometry = Geometry(1, entry["nh"], entry["nh_kv"], entry["D"])
+    events = (Attend(entry["prefill"]), *decode(entry["decode_steps"]))
+    stream = Stream(id="official", about="", spec=spec, geometry=geometry, inputs=make("official", key=entry["key"]), events=events)
     out = golden("official_stream")[f"{entry['key']}.out"].reshape(-1, entry["nh"], entry["D"]).transpose(1, 0, 2)
     at, worst = 0, 0.0
     for step, row in zip(expectation(stream), entry["states"], strict=True):
@@ -42,7 +50,10 @@ def test_lengths_and_outputs_of_the_official_classes(entry):
         assert [found[k] for k in ("tokens", "key_sealed", "key_residual", "value_sealed", "value_residual")] == row
         n = step.counts[0]
         for h, exact in enumerate(step.outputs[0]):
-            worst = max(worst, float((np.abs(out[h, at : at + n].astype(np.float64) - exact.out) / output_bound(exact, OFFICIAL, "float16").total).max()))
+            worst = max(
+                worst,
+                float((np.abs(out[h, at : at + n].astype(np.float64) - exact.out) / output_bound(exact, OFFICIAL, "float16").total).max()),
+            )
         at += n
     assert 0.1 < worst < 0.5
 

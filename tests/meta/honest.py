@@ -12,7 +12,7 @@ from kivi.backends.reference import attention as reference
 from kivi.backends.reference.driver import ReferenceBackend
 from kivi.backends.reference.quantize import spread
 from kivi.conformance import Subject
-from tests.meta.mutants.attention import Attention
+from tests.meta.steps import Attention
 
 F32, LOG2E = np.float32, np.float32(np.log2(np.e))
 
@@ -21,7 +21,9 @@ def subject(**numerics: Any) -> Subject:
     """The reference backend under another declaration of its roundoffs."""
     honest = kivi.get_backend("reference")
     declared = type(honest.manifest.numerics)(**numerics)
-    return Subject(ReferenceBackend(msgspec.structs.replace(honest.manifest, numerics=declared), honest.mode, honest.device, honest.versions))
+    return Subject(
+        ReferenceBackend(msgspec.structs.replace(honest.manifest, numerics=declared), honest.mode, honest.device, honest.versions)
+    )
 
 
 class Pieces(Attention):
@@ -82,7 +84,10 @@ class FoldedScale(Pieces):
         q = q * (scale * LOG2E)
         s = np.add.accumulate((q * k[0]) * k[1], axis=-1, dtype=F32)[:, -1] + np.add.accumulate(q * k[2], axis=-1, dtype=F32)[:, -1]
         p = np.exp2(s - s.max())
-        out = np.add.accumulate((p[:, None] * v[0]) * v[1], axis=0, dtype=F32)[-1] + np.add.accumulate(p[:, None] * v[2], axis=0, dtype=F32)[-1]
+        out = (
+            np.add.accumulate((p[:, None] * v[0]) * v[1], axis=0, dtype=F32)[-1]
+            + np.add.accumulate(p[:, None] * v[2], axis=0, dtype=F32)[-1]
+        )
         return out * (F32(1) / np.add.accumulate(p, dtype=F32)[-1])
 
 

@@ -7,7 +7,8 @@ import pytest
 from kivi.conformance import run
 from tests.meta import honest
 from tests.meta.mutants import every
-from tests.meta.mutants.quantize import Steps, install
+from tests.meta.mutants.quantize import install
+from tests.meta.steps import Steps
 
 SINGLE = ["dequantize_first", "folded_scale", "online", "every_token"]
 
@@ -42,9 +43,22 @@ def test_the_steps_that_mutants_override_are_honest(monkeypatch):
     assert report.summary["passed"] == len(report.cases)
 
 
-@pytest.mark.parametrize("name", ["slightly_too_large", "first_token_dropped", "half_keys", "half_scores", "half_probabilities", "softmax_per_part", "masked_token_attended"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "slightly_too_large",
+        "first_token_dropped",
+        "half_keys",
+        "half_scores",
+        "half_probabilities",
+        "softmax_per_part",
+        "masked_token_attended",
+    ],
+)
 def test_faults_show_through_single_precision_bounds(name, monkeypatch):
     """With roundoffs of fp32 declared, the bound still tells these faults from rounding."""
     every()[name](monkeypatch)
-    report = run("reference", profile="attention", subject=honest.subject(accumulate="float32"), cases=["attention/zones.*", "attention/logits.*"])
+    report = run(
+        "reference", profile="attention", subject=honest.subject(accumulate="float32"), cases=["attention/zones.*", "attention/logits.*"]
+    )
     assert report.bound["largest_excess"] > 1.0

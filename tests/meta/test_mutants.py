@@ -69,7 +69,15 @@ def test_bounds_separate_honest_from_wrong(monkeypatch):
     honest = run("reference", profile="attention").bound
     assert honest["largest_use"] <= 1.0
     excesses = {}
-    for name in ("slightly_too_large", "single_precision", "half_keys", "half_scores", "half_probabilities", "truncated_half_output", "truncated_bf16_output"):
+    for name in (
+        "slightly_too_large",
+        "single_precision",
+        "half_keys",
+        "half_scores",
+        "half_probabilities",
+        "truncated_half_output",
+        "truncated_bf16_output",
+    ):
         with monkeypatch.context() as patch:
             report = run("reference", profile="attention", subject=every()[name](patch), cases=["attention/zones.*", "attention/logits.*"])
         excesses[name] = report.bound["largest_excess"]

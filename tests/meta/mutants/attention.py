@@ -1,4 +1,4 @@
-"""Mutants of attention: `Attention` is the honest one with a method for each decision, a mutant overrides one method."""
+"""Mutants of attention: each overrides one decision of `Attention`."""
 
 from __future__ import annotations
 
@@ -9,59 +9,7 @@ import numpy as np
 
 from kivi.backends.reference import attention as reference
 from tests.meta.mutants import mutant
-
-
-class Attention:
-    """`attend` of the reference backend, decision by decision. Unchanged, it must pass the whole suite."""
-
-    def __call__(self, reading, q, k, v):
-        self.reading, out = reading, np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
-        for b, count in enumerate(reading.counts):
-            if count:
-                self.b = b
-                with np.errstate(all="ignore"):
-                    keys, values = self.keys(k), self.values(v)
-                    rows = self.request(q[b, :, :count].astype(np.float64), keys, values, self.scale())
-                    out[b, :, :count] = self.output(rows, q.dtype)
-        return out
-
-    def keys(self, k):
-        return reference.history(self.reading, self.b, "key", k)
-
-    def values(self, v):
-        return reference.history(self.reading, self.b, "value", v)
-
-    def scale(self):
-        return self.reading.scale
-
-    def head(self, h, q_heads, kv_heads):
-        return h // (q_heads // kv_heads)
-
-    def visible(self, row, rows, tokens):
-        return tokens - rows + row + 1
-
-    def request(self, q, keys, values, scale):
-        heads, rows, _ = q.shape
-        out = np.empty((heads, rows, values.shape[2]))
-        for h in range(heads):
-            kv = self.head(h, heads, len(keys))
-            for i in range(rows):
-                seen = self.visible(i, rows, keys.shape[1])
-                out[h, i] = self.row(self.scores(q[h, i], keys[kv, :seen]) * scale, values[kv, :seen])
-        return out
-
-    def scores(self, q, keys):
-        return keys @ q
-
-    def row(self, scores, values):
-        return self.weights(scores) @ values
-
-    def weights(self, scores):
-        p = np.exp(scores - scores.max())
-        return p / p.sum()
-
-    def output(self, rows, dtype):
-        return rows.astype(dtype)
+from tests.meta.steps import Attention
 
 
 def fault(cls):

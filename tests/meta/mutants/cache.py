@@ -61,7 +61,9 @@ def grow(patch, change) -> None:
                 self._window(state.windows.key, state.key_sealed, key_sealed, state.stored, counts, residual),
                 self._window(state.windows.value, state.value_sealed, value_sealed, state.stored, counts, value_residual),
             )
-            self.backend.append(self.pool, driver.Append(state.stored, counts, tuple(seals), key_sealed, value_sealed, state.windows, target), k, v)
+            self.backend.append(
+                self.pool, driver.Append(state.stored, counts, tuple(seals), key_sealed, value_sealed, state.windows, target), k, v
+            )
         except BaseException:
             self._give_back(state, draft)
             raise
@@ -84,7 +86,10 @@ def seal_by_length_of_call(patch):
 @mutant
 def seal_when_exactly_full(patch):
     """Keys are sealed only when their window is exactly full: an append that jumps over R never seals."""
-    grow(patch, lambda c, s, t, n: (np.where((t - s.key_sealed) % c.spec.key.residual == 0, blocks_of(c, s, t), 0), t - c.spec.value.residual))
+    grow(
+        patch,
+        lambda c, s, t, n: (np.where((t - s.key_sealed) % c.spec.key.residual == 0, blocks_of(c, s, t), 0), t - c.spec.value.residual),
+    )
 
 
 @mutant
@@ -102,7 +107,10 @@ def key_seals_late(patch):
 @mutant
 def value_evicts_two(patch):
     """The value window gives up two rows when it is over-full."""
-    grow(patch, lambda c, s, t, n: (blocks_of(c, s, t), np.where(t - s.value_sealed > c.spec.value.residual, t - c.spec.value.residual + 1, 0)))
+    grow(
+        patch,
+        lambda c, s, t, n: (blocks_of(c, s, t), np.where(t - s.value_sealed > c.spec.value.residual, t - c.spec.value.residual + 1, 0)),
+    )
 
 
 @mutant
@@ -114,20 +122,34 @@ def value_window_of_keys(patch):
 @mutant
 def values_flushed_with_keys(patch):
     """All values but those of the last block are sealed when keys are."""
-    grow(patch, lambda c, s, t, n: (blocks_of(c, s, t), np.where(blocks_of(c, s, t) > 0, s.key_sealed + blocks_of(c, s, t) * c.spec.key.residual, t - c.spec.value.residual)))
+    grow(
+        patch,
+        lambda c, s, t, n: (
+            blocks_of(c, s, t),
+            np.where(blocks_of(c, s, t) > 0, s.key_sealed + blocks_of(c, s, t) * c.spec.key.residual, t - c.spec.value.residual),
+        ),
+    )
 
 
 @mutant
 def prompt_flushed(patch):
     """A prompt is sealed as a whole, values included."""
-    grow(patch, lambda c, s, t, n: (blocks_of(c, s, t), np.where((s.tokens == 0) & (t >= c.spec.key.residual), t, t - c.spec.value.residual)))
+    grow(
+        patch, lambda c, s, t, n: (blocks_of(c, s, t), np.where((s.tokens == 0) & (t >= c.spec.key.residual), t, t - c.spec.value.residual))
+    )
 
 
 @mutant
 def ragged_count_ignored(patch):
     """All requests grow by the longest count."""
     honest = KVCache._grow
-    patch.setattr(KVCache, "_grow", lambda self, s, t, n, k, v: honest(self, s, np.where(n > 0, t - n + n.max(), t) if k is not None else t, np.where(n > 0, n.max(), 0), k, v))
+    patch.setattr(
+        KVCache,
+        "_grow",
+        lambda self, s, t, n, k, v: honest(
+            self, s, np.where(n > 0, t - n + n.max(), t) if k is not None else t, np.where(n > 0, n.max(), 0), k, v
+        ),
+    )
 
 
 @mutant
@@ -206,7 +228,11 @@ def commit_keeps_all(patch):
 def commit_keeps_one_more(patch):
     """commit(n) keeps n + 1 tokens."""
     honest = KVCache.commit
-    patch.setattr(KVCache, "commit", lambda self, n=None: honest(self, None if n is None else np.minimum(np.asarray(n) + 1, self._state.pending).tolist()))
+    patch.setattr(
+        KVCache,
+        "commit",
+        lambda self, n=None: honest(self, None if n is None else np.minimum(np.asarray(n) + 1, self._state.pending).tolist()),
+    )
 
 
 @mutant
@@ -301,67 +327,6 @@ def state_changes_before_checks(patch):
             raise
 
     patch.setattr(KVCache, "attend", wrong)
-
-
-@mutant
-def keeps_the_callers_arrays(patch):
-    """Floating rows are the caller's memory until the next call."""
-    honest = KVCache.attend
-    last = {}
-
-    def wrong(self, q, k, v, counts=None, commit=True):
-        if id(self) in last:
-            at, rows = last.pop(id(self))
-            for b, (stored, n) in enumerate(at):
-                for window, x in zip((self._state.windows.key, self._state.windows.value), rows, strict=True):
-                    window[b][:, np.arange(stored, stored + n) % window.shape[2]] = x[b][:, :n]
-        before = self._state.stored.copy()
-        out = honest(self, q, k, v, counts, commit)
-        if k.shape[2] == 1 and (self._state.key_sealed <= before).all():
-            last[id(self)] = [(int(t), int(s - t)) for t, s in zip(before, self._state.stored, strict=True)], (k, v)
-        return out
-
-    patch.setattr(KVCache, "attend", wrong)
-
-
-@mutant
-def overwrites_queries(patch):
-    """The softmax scale is multiplied into the caller's queries."""
-    honest = KVCache.attend
-
-    def wrong(self, q, k, v, counts=None, commit=True):
-        out = honest(self, q, k, v, counts, commit)
-        if q.flags.writeable:
-            q *= 0.5
-        return out
-
-    patch.setattr(KVCache, "attend", wrong)
-
-
-@mutant
-def one_output_buffer(patch):
-    """Outputs of one shape share a buffer."""
-    honest = KVCache.attend
-    buffers = {}
-
-    def wrong(self, q, k, v, counts=None, commit=True):
-        out = honest(self, q, k, v, counts, commit)
-        buffer = buffers.setdefault((id(self), out.shape, str(out.dtype)), out)
-        buffer[...] = out
-        return buffer
-
-    patch.setattr(KVCache, "attend", wrong)
-
-
-@mutant
-def strides_ignored(patch):
-    """Arrays are read as if they were contiguous."""
-    honest = KVCache.attend
-
-    def flat(x):
-        return np.lib.stride_tricks.as_strided(x, x.shape, np.empty(x.shape, x.dtype).strides) if x.strides[-1] != x.itemsize and x.strides[-1] > 0 else x
-
-    patch.setattr(KVCache, "attend", lambda self, q, k, v, counts=None, commit=True: honest(self, flat(q), flat(k), flat(v), counts, commit))
 
 
 @mutant

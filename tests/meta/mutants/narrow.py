@@ -12,8 +12,7 @@ import numpy as np
 
 from kivi.backends.reference import attention, quantize
 from tests.meta.mutants import mutant
-from tests.meta.mutants.attention import Attention
-from tests.meta.mutants.quantize import Steps
+from tests.meta.steps import Attention, Steps
 
 HEADS = (1, 2, 4, 8)
 
@@ -25,10 +24,10 @@ def attention_conditions() -> dict[str, Callable[..., Any]]:
         "chunk_of_3": lambda r, b, q, k, v: q.shape[2] == 3,
         "chunk_beyond_residual": lambda r, b, q, k, v: q.shape[2] > r.pool.format.tokens,
         "prefill": lambda r, b, q, k, v: r.stored[b] == 0,
-        "nothing_sealed": lambda r, b, q, k, v: 0 < r.stored[b] and r.key_sealed[b] == 0,
-        "no_floating_keys": lambda r, b, q, k, v: 0 < r.stored[b] == r.key_sealed[b],
+        "nothing_sealed": lambda r, b, q, k, v: r.stored[b] > 0 and r.key_sealed[b] == 0,
+        "no_floating_keys": lambda r, b, q, k, v: r.stored[b] == r.key_sealed[b] > 0,
         "no_sealed_values": lambda r, b, q, k, v: r.key_sealed[b] > 0 and r.value_sealed[b] == 0,
-        "all_values_sealed": lambda r, b, q, k, v: 0 < r.value_sealed[b] == r.stored[b],
+        "all_values_sealed": lambda r, b, q, k, v: r.value_sealed[b] == r.stored[b] > 0,
         "fourth_page": lambda r, b, q, k, v: r.pages[b] > 2 and r.stored[b] + r.chunk[b] > 3 * r.pool.format.tokens,
         "idle_neighbour": lambda r, b, q, k, v: (r.counts == 0).any(),
         "shorter_than_neighbour": lambda r, b, q, k, v: (r.counts > r.counts[b]).any(),
@@ -73,8 +72,12 @@ def quantize_conditions() -> dict[str, Callable[..., Any]]:
     for which in ("key", "value"):
         for name in ("float16", "bfloat16", "float32"):
             out[f"{which}_{name}"] = lambda x, rule, which=which, name=name: rule.which == which and x.dtype.name == name
-            out[f"{which}_{name}_staged"] = lambda x, rule, which=which, name=name: rule.which == which and x.dtype.name == name and rule.numerics == "staged"
-            out[f"{which}_metadata_{name}"] = lambda x, rule, which=which, name=name: rule.which == which and rule.metadata == name and rule.numerics == "portable"
+            out[f"{which}_{name}_staged"] = lambda x, rule, which=which, name=name: (
+                rule.which == which and x.dtype.name == name and rule.numerics == "staged"
+            )
+            out[f"{which}_metadata_{name}"] = lambda x, rule, which=which, name=name: (
+                rule.which == which and rule.metadata == name and rule.numerics == "portable"
+            )
         for bits in (1, 2, 3, 4, 8):
             out[f"{which}_bits_{bits}"] = lambda x, rule, which=which, bits=bits: rule.which == which and rule.bits == bits
         for group in (8, 16, 32):
@@ -123,4 +126,10 @@ def _place(module: Any, attribute: str, make: Any, name: str, doc: str) -> None:
 for _name, _condition in attention_conditions().items():
     _place(attention, "attend", lambda c=_condition: Louder(c), f"louder_{_name}", f"Outputs are 1.001 times too large only for: {_name}.")
 for _name, _condition in quantize_conditions().items():
-    _place(quantize, "quantize_groups", lambda c=_condition: OffByOne(c), f"off_by_one_{_name}", f"The last code of a group is off by one only for: {_name}.")
+    _place(
+        quantize,
+        "quantize_groups",
+        lambda c=_condition: OffByOne(c),
+        f"off_by_one_{_name}",
+        f"The last code of a group is off by one only for: {_name}.",
+    )

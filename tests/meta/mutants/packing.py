@@ -90,14 +90,22 @@ def words_run_on(patch):
     """Words do not restart at each page."""
     pack, unpack = layout.pack, layout.unpack
     patch.setattr(layout, "pack", lambda codes, form, which, bits, page: pack(codes, form, which, bits, max(page, codes.shape[-2])))
-    patch.setattr(layout, "unpack", lambda words, form, which, bits, page, tokens, channels: unpack(words, form, which, bits, max(page, tokens), tokens, channels))
+    patch.setattr(
+        layout,
+        "unpack",
+        lambda words, form, which, bits, page, tokens, channels: unpack(words, form, which, bits, max(page, tokens), tokens, channels),
+    )
 
 
 @mutant
 def repack_keeps_the_layout(patch):
     """Repacking to lanes32 gives hp16."""
     honest = ReferenceBackend.relayout
-    patch.setattr(ReferenceBackend, "relayout", lambda self, qt, target: honest(self, qt, layout.named_layout("hp16") if target.name == "lanes32" else target))
+    patch.setattr(
+        ReferenceBackend,
+        "relayout",
+        lambda self, qt, target: honest(self, qt, layout.named_layout("hp16") if target.name == "lanes32" else target),
+    )
 
 
 @mutant
@@ -121,6 +129,10 @@ def value_seal_disturbs_neighbour(patch):
 
     def forgetful(self, words):
         codes = honest(self, words)
-        return np.zeros_like(codes) if self.tokens < 64 and self.token_step > 1 and self.tokens == self.token_step and self.channels % 2 == 0 else codes
+        return (
+            np.zeros_like(codes)
+            if self.tokens < 64 and self.token_step > 1 and self.tokens == self.token_step and self.channels % 2 == 0
+            else codes
+        )
 
     patch.setattr(Arrangement, "unpack", forgetful)

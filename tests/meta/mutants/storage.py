@@ -9,7 +9,7 @@ import numpy as np
 from kivi import storefile
 from kivi.backend import Windows
 from kivi.backends.reference.driver import ReferenceBackend
-from kivi.cache import KVCache, State
+from kivi.cache import KVCache
 from tests.meta.mutants import mutant
 
 
@@ -77,7 +77,9 @@ def crop_clamps(patch):
 def crop_of_first_request(patch):
     """crop applies request 0's length to all."""
     honest = KVCache.crop
-    patch.setattr(KVCache, "crop", lambda self, t: honest(self, np.minimum(np.atleast_1d(t)[0], self._state.tokens).tolist() if np.ndim(t) else t))
+    patch.setattr(
+        KVCache, "crop", lambda self, t: honest(self, np.minimum(np.atleast_1d(t)[0], self._state.tokens).tolist() if np.ndim(t) else t)
+    )
 
 
 @mutant
@@ -156,8 +158,16 @@ def reorder_forgets_the_counts(patch):
 def reorder_inverse(patch):
     """reorder moves request b to place idx[b]."""
     honest = KVCache.reorder
-    patch.setattr(KVCache, "reorder", lambda self, idx: honest(self, np.argsort(idx).tolist() if len(set(idx)) == len(idx) else list(idx)[::-1] if idx[0] != idx[-1] else idx))
-    patch.setattr(KVCache, "select", lambda self, idx: self._take([self.batch - 1 - i for i in idx] if len(idx) > 1 else list(idx), "select"))
+    patch.setattr(
+        KVCache,
+        "reorder",
+        lambda self, idx: honest(
+            self, np.argsort(idx).tolist() if len(set(idx)) == len(idx) else list(idx)[::-1] if idx[0] != idx[-1] else idx
+        ),
+    )
+    patch.setattr(
+        KVCache, "select", lambda self, idx: self._take([self.batch - 1 - i for i in idx] if len(idx) > 1 else list(idx), "select")
+    )
 
 
 @mutant
@@ -238,7 +248,11 @@ def reorder_requantizes(patch):
         for j in range(len(index)):
             for page, _, _ in new.rows(j):
                 scale = self.pool.view(page, "key.scale")
-                scale[...] = np.nextafter(scale.astype(np.float32), np.float32(0)).astype(scale.dtype) if scale.dtype == np.float32 else scale * scale.dtype.type(0.999)
+                scale[...] = (
+                    np.nextafter(scale.astype(np.float32), np.float32(0)).astype(scale.dtype)
+                    if scale.dtype == np.float32
+                    else scale * scale.dtype.type(0.999)
+                )
         return new
 
     patch.setattr(KVCache, "_copied", wrong)
@@ -320,7 +334,9 @@ def full_precision_mirror(patch):
     def wrong(self, window, old_from, new_from, stored, counts, residual):
         chosen = honest(self, window, old_from, new_from, stored, counts, residual)
         needed = int((stored + counts).max()) + 8
-        return chosen if needed <= chosen.shape[2] else self.backend.zeros((*window.shape[:2], needed, window.shape[3]), self.geometry.dtype)
+        return (
+            chosen if needed <= chosen.shape[2] else self.backend.zeros((*window.shape[:2], needed, window.shape[3]), self.geometry.dtype)
+        )
 
     patch.setattr(KVCache, "_window", wrong)
 
