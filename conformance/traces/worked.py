@@ -129,6 +129,8 @@ def cases() -> list[Case]:
         reports=(26, 30),
         **TEACHING,
     )
+    late = (Attend(6, counts=(6, 0)), Attend(5, counts=(1, 5)), Attend())
+    out.add("late-paper", "a request starts beside another, in the paper's order", *late, reports=(24,), order=PAPER, **TEACHING)
     out.add(
         "edits",
         "every edit of the batch, small",
@@ -142,9 +144,11 @@ def cases() -> list[Case]:
         Reload(),
         Attend(),
         Crop((6, 3)),
+        Refused(Crop((7, 3)), "InputError"),
         Attend(3),
-        Select((1,)),
         Repeat(2),
+        Attend(),
+        Select((3, 0)),
         Attend(2),
         Reset(),
         *decode(5),

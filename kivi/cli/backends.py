@@ -11,7 +11,10 @@ from kivi.cli.output import json_option, print_json, print_table
 @click.command()
 @json_option
 def backends(as_json: bool) -> None:
-    """List the installed backends, and say of each whether it can run here and why not."""
+    """List the backends, and whether each can run here.
+
+    A backend that cannot run says what it lacks.
+    """
     import kivi
 
     found = kivi.backends()

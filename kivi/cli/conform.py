@@ -40,7 +40,10 @@ def conform(
     junit_path: Path | None,
     html_path: Path | None,
 ) -> None:
-    """Check a backend against the specification; exit 1 if a case failed or errored, or if none passed."""
+    """Run the conformance suite on a backend.
+
+    Exit 1 if a case failed or errored, or if none passed.
+    """
     from kivi.plugins import conformance_runner
 
     _writable("--json", json_path)

@@ -34,7 +34,10 @@ SCORES = 1 << 23  # scores that one chunk may produce: 64 MiB in float64
 @click.option("--no-measure", is_flag=True, help="The formula only.")
 @json_option
 def memory(source: str, no_measure: bool, backend: str, as_json: bool, **geometry: Any) -> None:
-    """Bytes of a cache: by the formula, measured, and the padding between the two by kind."""
+    """Bytes of a cache, by the formula and measured.
+
+    What is allocated beyond the formula is listed by kind.
+    """
     from kivi.spec import load_spec
 
     spec = load_spec(source)

@@ -72,7 +72,7 @@ class DemoResult:
 
 
 def run(
-    backend: str = "auto", *, out: Path | str | None = None, steps: int = 128, json: bool = False, progress: Progress | None = None
+    backend: str = "auto", *, out: Path | str | None = None, steps: int = 96, json: bool = False, progress: Progress | None = None
 ) -> DemoResult:
     """Run the demo, print it unless `json`, and write `report.html` and `demo.json` into the folder `out` if one is given.
 

@@ -69,10 +69,10 @@ def _by_bits(result: DemoResult) -> Figure:
         for b, value in zip(which, values, strict=True):
             axes.annotate(f"{value:.2f}" if name == "perplexity" else f"{value:.2g}", (b, value), (6, 6), textcoords="offset points", fontsize=9)
         axes.set_xscale("log", base=2)
-        axes.set_xlim(which[0] / 1.2, which[-1] * 1.4)
+        axes.set_xlim(which[0] / 1.2, which[-1] * 1.6)
         axes.xaxis.set(major_locator=FixedLocator(which), minor_locator=NullLocator(), major_formatter="{x:.0f}", label_text="bits a code")
-    left.axhline(full, color=COLOURS[FULL], ls="--", lw=1.2)
-    left.annotate(f"full precision {full:.2f}", (shown[-1] * 1.38, full), (0, -11), textcoords="offset points", ha="right", fontsize=9, color=COLOURS[FULL])
+    left.axhline(full, color=COLOURS[FULL], ls="--", lw=1.2, label=f"full precision {full:.2f}")
+    left.legend(loc="upper right", frameon=False, fontsize=9)
     left.set(ylabel="perplexity", title=f"Perplexity (1 bit: {result.bits['1']['perplexity']:,.0f}, off the plot)")
     left.margins(y=0.2)
     right.set(yscale="log", ylabel="KL divergence, nats a token", title="Distance from full precision")
@@ -93,7 +93,7 @@ def _error_over_steps(result: DemoResult) -> Figure:
         axes.axvline(sealed + 0.5, color="#bbbbbb", lw=0.8, ls=":", zorder=0)
     axes.axvspan(ERROR_FROM, residual, color="#f0f0f0", zorder=-1)
     axes.text(residual - 4, 0.5, "nothing sealed yet", rotation=90, ha="right", va="center", fontsize=9, color="#666666", transform=axes.get_xaxis_transform())
-    axes.set(yscale="log", xlim=(ERROR_FROM, end), xlabel="tokens in the cache", ylabel="relative error", title=f"Attention output of layer {LAYER}")
+    axes.set(yscale="log", xlim=(ERROR_FROM, end), ylim=(1e-8, 3), xlabel="tokens in the cache", ylabel="relative error", title=f"Attention output of layer {LAYER}")
     axes.legend(ncols=4, loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
     return _tidy(figure)
 
@@ -114,7 +114,7 @@ def _channels(result: DemoResult) -> Figure:
     grid[0, 0].set_ylabel("token")
     grid[1, 0].set_ylabel("largest")
     figure.colorbar(image, ax=grid[0, :], shrink=0.9, pad=0.01)
-    return _tidy(figure, spines=False)
+    return _tidy(figure, grid="")
 
 
 def _axes(result: DemoResult) -> Figure:
@@ -127,8 +127,9 @@ def _axes(result: DemoResult) -> Figure:
     bars = axes.barh(names, values, color=[taken.get(name, "#cccccc") for name in names], height=0.7)
     axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, fontsize=9)
     axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
     axes.set(xlabel="relative error of the attention output, 2 bits, groups of 32", xlim=(0, max(values) * 1.1))
-    return _tidy(figure)
+    return _tidy(figure, grid="x")
 
 
 def _outlier_head(keys: np.ndarray) -> int:
@@ -143,15 +144,15 @@ def _spread(x: np.ndarray) -> float:
     return float((mean.max(1) / np.median(mean, 1)).mean())
 
 
-def _tidy(figure: Figure, spines: bool = True) -> Figure:
+def _tidy(figure: Figure, grid: str = "y") -> Figure:
     for axes in figure.axes:
         axes.tick_params(labelsize=9)
         axes.title.set_fontsize(10.5)
         axes.xaxis.label.set_fontsize(9.5)
         axes.yaxis.label.set_fontsize(9.5)
-        if spines:
+        if grid:
             axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="y", color="#eeeeee", zorder=-2)
+            axes.grid(axis=grid, color="#eeeeee", zorder=-2)
             axes.set_axisbelow(True)
     return figure
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
@@ -28,7 +26,7 @@ def show(result: DemoResult) -> None:
     console.print(Text.assemble(("\nModel    ", "bold"), result.model))
 
     console.print(Text("\nThe model continues a text", "bold"))
-    console.print(Padding(Text("... " + textwrap.shorten(result.prompt[-240:], 230), "dim"), (0, 0, 0, 2)))
+    console.print(Padding(Text("... " + " ".join(result.prompt.split()[-40:]), "dim"), (0, 0, 0, 2)))
     for name, text in result.continuations.items():
         console.print(Padding(Text.assemble((f"{name:>14}  ", "cyan"), " ".join(text.split())), (0, 0, 0, 2)))
 

@@ -54,7 +54,7 @@ def test_bounds_are_used_but_never_exceeded(quick):
     """The reference computes in float64 and rounds once: half an ulp, which is nearly all that its bound leaves."""
     assert 0.9 < quick.bound["largest_use"] <= 1.0
     assert quick.bound["largest_pipeline_use"] <= 1.0
-    assert max(c.ulp["max"] for c in quick.cases if c.ulp) <= 0.5 + 1e-9  # the oracle itself is rounded to float64
+    assert max(c.ulp["max"] for c in quick.cases if c.ulp) <= 0.5 + 2**-16  # NumPy takes float64 to bf16 through fp32
 
 
 def test_field_reports_are_answered(quick):
