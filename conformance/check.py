@@ -63,20 +63,11 @@ def compare_tensor(qt: Any, which: str, grid: quantizer.Grid, group: int, tally:
     same(f"{which} scale", qt.scale, grid.scale, tally, axes)
     same(f"{which} origin", qt.origin, grid.origin, tally, axes)
     same(f"{which} codes", qt.codes(), grid.codes, tally, axes)
-    tokens, channels = grid.codes.shape[-2:]
-    spread = (
-        (lambda m: quantizer.spread_key(m, group, tokens)) if which == "key" else (lambda m: quantizer.spread_value(m, group, channels))
-    )
+    scale, origin = (spread(a, which, group, grid.codes.shape) for a in (grid.scale, grid.origin))
     for dtype in NUMPY:
-        exact = quantizer.dequantize(grid.codes, spread(grid.scale), spread(grid.origin), dtype)
+        exact = quantizer.dequantize(grid.codes, scale, origin, dtype)
         same(f"{which} dequantized to {dtype}", qt.dequantize(dtype), exact, tally, axes)
-    same(
-        f"{which} dequantized by default",
-        qt.dequantize(),
-        quantizer.dequantize(grid.codes, spread(grid.scale), spread(grid.origin), "float32"),
-        tally,
-        axes,
-    )
+    same(f"{which} dequantized by default", qt.dequantize(), quantizer.dequantize(grid.codes, scale, origin, "float32"), tally, axes)
     nbytes = sum(np.asarray(a).nbytes for a in (qt.words, qt.scale, qt.origin))
     if qt.nbytes != nbytes:
         raise Mismatch(f"{which} nbytes is {qt.nbytes}, but words, scale and origin take {nbytes}")
@@ -104,6 +95,11 @@ def check_layout(one: c.Quantize, subject: Subject, native: Any, codes: np.ndarr
     same(f"{layout} words of a tensor quantized to it", straight.words, words, tally)
     same(f"{layout} scale", straight.scale, np.asarray(native.scale), tally)
     same(f"{layout} origin", straight.origin, np.asarray(native.origin), tally)
+
+
+def spread(meta: np.ndarray, which: str, group: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Scale or origin as one number for each of the codes [..., T, D] of this shape."""
+    return quantizer.spread_key(meta, group, shape[-2]) if which == "key" else quantizer.spread_value(meta, group, shape[-1])
 
 
 # -- streams --------------------------------------------------------------------------------------------------------------
@@ -234,12 +230,13 @@ def join_segments(segments: list[tuple[int, Any]], which: str, group: int) -> Se
         if start != at:
             raise Mismatch(f"{which} segments leave tokens {at} to {start} out, or overlap")
         codes = np.asarray(qt.codes())[0]
-        spread = (
-            (lambda m, n=codes.shape[1]: quantizer.spread_key(m, group, n))
-            if which == "key"
-            else (lambda m, n=codes.shape[2]: quantizer.spread_value(m, group, n))
+        scale, origin = (spread(np.asarray(a)[0], which, group, codes.shape) for a in (qt.scale, qt.origin))
+        same(
+            f"the decoded {which} segment from token {start}",
+            np.asarray(qt.dequantize())[0],
+            quantizer.dequantize(codes, scale, origin, "float32"),
         )
-        parts.append(Sealed(codes, spread(np.asarray(qt.scale)[0]), spread(np.asarray(qt.origin)[0])))
+        parts.append(Sealed(codes, scale, origin))
         at += codes.shape[1]
     if at == 0:
         return None

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 FULL = "full precision"
-PROMPT = (30, 320)          # first token and length: the opening of the book, up to the rabbit-hole
-NEW = 48                    # tokens to generate
-STRETCH = (256, 512)        # first token and prefill of the stretch that is predicted
-LAYER = 15                  # the layer whose keys, values and attention are plotted: in the middle of 30
-ERROR_FROM = 64             # tokens before the first plotted step
+PROMPT = (30, 320)  # first token and length: the opening of the book, up to the rabbit-hole
+NEW = 48  # tokens to generate
+STRETCH = (256, 512)  # first token and prefill of the stretch that is predicted
+LAYER = 15  # the layer whose keys, values and attention are plotted: in the middle of 30
+ERROR_FROM = 64  # tokens before the first plotted step
 BITS = (8, 4, 3, 2, 1)
-COMPARED = (4, 2)           # the caches of the table and of the texts
+COMPARED = (4, 2)  # the caches of the table and of the texts
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class DemoResult:
     prompt: str
     continuations: dict[str, str]
     rows: list[Row]
-    bits: dict[str, dict[str, float]]           # bits, or "full precision" -> perplexity, top1, kl
-    attention_error: dict[str, list[float]]     # bits -> relative error of each step
+    bits: dict[str, dict[str, float]]  # bits, or "full precision" -> perplexity, top1, kl
+    attention_error: dict[str, list[float]]  # bits -> relative error of each step
     axis_error: dict[str, float]
     long_context: dict[str, Any]
     steps: int
@@ -148,7 +148,7 @@ def _measure(model: Any, tokenizer: Any, backend: str, steps: int, progress: Pro
         errors[bits] = measure.attention_error(specs[bits], chosen, q, k, v, ERROR_FROM, tick)
     group = specs[2].key.group
     whole = tokens // group * group
-    axis = measure.axis_errors(*(x[:, :, :whole] for x in (q, k, v)), 2, group)
+    axis = measure.axis_errors(q[:, :, :whole], k[:, :, :whole], v[:, :, :whole], 2, group)
 
     return DemoResult(
         model="SmolLM2-135M-Instruct (Q4_1 weights, computed in float32)",
@@ -158,7 +158,7 @@ def _measure(model: Any, tokenizer: Any, backend: str, steps: int, progress: Pro
         rejected=rejected,
         prompt=tokenizer.decode(prompt[0]),
         continuations={_name(bits): w.text for bits, w in written.items()},
-        rows=[Row(_name(bits), *sizes[bits], written[bits].tokens_per_second, **asdict(scores[bits])) for bits in (None, *COMPARED)],
+        rows=[_row(bits, sizes[bits], written[bits].tokens_per_second, scores[bits]) for bits in (None, *COMPARED)],
         bits={FULL if bits is None else str(bits): asdict(s) for bits, s in scores.items()},
         attention_error={str(bits): e.tolist() for bits, e in errors.items()},
         axis_error=axis,
@@ -166,6 +166,10 @@ def _measure(model: Any, tokenizer: Any, backend: str, steps: int, progress: Pro
         steps=steps,
         plots={"keys": torch.abs(k[0]).numpy(), "values": torch.abs(v[0]).numpy()},
     )
+
+
+def _row(bits: int | None, sizes: tuple[int, int], tokens_per_second: float, score: Any) -> Row:
+    return Row(_name(bits), sizes[0], sizes[1], tokens_per_second, score.top1, score.kl, score.perplexity)
 
 
 def _name(bits: int | None) -> str:
@@ -180,7 +184,7 @@ def _choose(backend: str, config: Any, tokens: int) -> tuple[Any, str, list[dict
         return kivi.get_backend(backend), f"asked for by name: {backend}", []
     selection = kivi.select(
         "kivi-2bit",
-        device="cpu",           # where the model runs
+        device="cpu",  # where the model runs
         head_dim=config.head_dim,
         q_heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,

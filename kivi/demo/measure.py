@@ -123,9 +123,7 @@ def attention_error(spec: Any, backend: Any, q: Any, k: Any, v: Any, start: int,
     The recorded q, k, v go through a `kivi.KVCache` of `spec` on `backend`: `start` tokens at once, then one at a time.
     """
     exact = _attention(q, k, v)
-    cache = kivi.KVCache(
-        spec, batch=1, q_heads=q.shape[1], kv_heads=k.shape[1], head_dim=q.shape[-1], dtype="float32", backend=backend
-    )
+    cache = kivi.KVCache(spec, batch=1, q_heads=q.shape[1], kv_heads=k.shape[1], head_dim=q.shape[-1], dtype="float32", backend=backend)
     cache.attend(*(x[:, :, :start] for x in (q, k, v)))
     errors = np.empty(q.shape[2] - start)
     for t in range(start, q.shape[2]):

@@ -57,12 +57,12 @@ def prepare() -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(target.name + ".lock")):
-        if not (target / "config.json").is_file():      # another process may have made it while this one waited
+        if not (target / "config.json").is_file():  # another process may have made it while this one waited
             scratch = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
             try:
                 _convert(gguf_path(), scratch)
                 shutil.rmtree(target, ignore_errors=True)
-                scratch.rename(target)                  # atomic: a folder with this name is complete
+                scratch.rename(target)  # atomic: a folder with this name is complete
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     return target
@@ -89,7 +89,7 @@ def _convert(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with _Quiet(), contextlib.redirect_stderr(io.StringIO()):       # its progress bar has no switch
+    with _Quiet(), contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True)
         # A model that came from a GGUF refuses to be saved (transformers 5.24), so its weights move into a plain one.

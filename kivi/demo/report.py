@@ -6,7 +6,7 @@ import base64
 import io
 import platform
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import numpy as np
@@ -19,14 +19,14 @@ from kivi.demo.terminal import notes
 
 # One colour a bit width, the same in all plots; grey is full precision.
 COLOURS = {"8": "#2a9d8f", "4": "#1f6fb2", "3": "#8e6bbf", "2": "#d1495b", "1": "#8a5a44", FULL: "#555555"}
-WIDTH = 9.0     # inches: the plots fill the page's column
+WIDTH = 9.0  # inches: the plots fill the page's column
 STYLE = {"edgecolor": "none", "format": "svg", "bbox_inches": "tight"}
 
 
 def render(result: DemoResult) -> str:
     """The report as one HTML page."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("kivi.demo", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("kivi.demo", "."), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["mib"] = lambda n: f"{n / 2**20:.2f} MiB"
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "numpy")}
@@ -67,7 +67,8 @@ def _by_bits(result: DemoResult) -> Figure:
         axes.plot(which, values, color="#999999", lw=1.2, zorder=1)
         axes.scatter(which, values, c=[COLOURS[str(b)] for b in which], s=46, zorder=2)
         for b, value in zip(which, values, strict=True):
-            axes.annotate(f"{value:.2f}" if name == "perplexity" else f"{value:.2g}", (b, value), (6, 6), textcoords="offset points", fontsize=9)
+            label = f"{value:.2f}" if name == "perplexity" else f"{value:.2g}"
+            axes.annotate(label, (b, value), (6, 6), textcoords="offset points", fontsize=9)
         axes.set_xscale("log", base=2)
         axes.set_xlim(which[0] / 1.2, which[-1] * 1.6)
         axes.xaxis.set(major_locator=FixedLocator(which), minor_locator=NullLocator(), major_formatter="{x:.0f}", label_text="bits a code")
@@ -92,8 +93,10 @@ def _error_over_steps(result: DemoResult) -> Figure:
     for sealed in range(residual, end, residual):
         axes.axvline(sealed + 0.5, color="#bbbbbb", lw=0.8, ls=":", zorder=0)
     axes.axvspan(ERROR_FROM, residual, color="#f0f0f0", zorder=-1)
-    axes.text(residual - 4, 0.5, "nothing sealed yet", rotation=90, ha="right", va="center", fontsize=9, color="#666666", transform=axes.get_xaxis_transform())
-    axes.set(yscale="log", xlim=(ERROR_FROM, end), ylim=(1e-8, 3), xlabel="tokens in the cache", ylabel="relative error", title=f"Attention output of layer {LAYER}")
+    place = {"rotation": 90, "ha": "right", "va": "center", "transform": axes.get_xaxis_transform()}
+    axes.text(residual - 4, 0.5, "nothing sealed yet", fontsize=9, color="#666666", **place)
+    axes.set(yscale="log", xlim=(ERROR_FROM, end), ylim=(1e-8, 3))
+    axes.set(xlabel="tokens in the cache", ylabel="relative error", title=f"Attention output of layer {LAYER}")
     axes.legend(ncols=4, loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
     return _tidy(figure)
 
@@ -114,7 +117,7 @@ def _channels(result: DemoResult) -> Figure:
     grid[0, 0].set_ylabel("token")
     grid[1, 0].set_ylabel("largest")
     figure.colorbar(image, ax=grid[0, :], shrink=0.9, pad=0.01)
-    return _tidy(figure, grid="")
+    return _tidy(figure, grid="none")
 
 
 def _axes(result: DemoResult) -> Figure:
@@ -144,13 +147,13 @@ def _spread(x: np.ndarray) -> float:
     return float((mean.max(1) / np.median(mean, 1)).mean())
 
 
-def _tidy(figure: Figure, grid: str = "y") -> Figure:
+def _tidy(figure: Figure, grid: Literal["x", "y", "none"] = "y") -> Figure:
     for axes in figure.axes:
         axes.tick_params(labelsize=9)
         axes.title.set_fontsize(10.5)
         axes.xaxis.label.set_fontsize(9.5)
         axes.yaxis.label.set_fontsize(9.5)
-        if grid:
+        if grid != "none":
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(axis=grid, color="#eeeeee", zorder=-2)
             axes.set_axisbelow(True)

@@ -15,9 +15,9 @@ COLUMNS = ("cache", "measured", "formula", "of full", "tokens/s", "top-1", "KL",
 
 def show(result: DemoResult) -> None:
     """Print a result to stdout."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = 120     # a pipe has no width; rich's default of 80 would break the table
+        console.width = 120  # a pipe has no width; rich's default of 80 would break the table
     be = result.backend
     console.print(Text.assemble(("Backend  ", "bold"), (be["name"], "bold green"), f" ({be['mode']}, {be['device']}): {result.reason}"))
     console.print(Padding(be["summary"], (0, 0, 0, 9)), style="dim")
@@ -50,7 +50,7 @@ def notes(result: DemoResult) -> str:
     far = result.long_context
     sizes = ", ".join(f"{far[b] / 2**20:.1f} MiB at {b} bits" for b in ("4", "2"))
     return (
-        f"Bytes of all layers after {result.steps} steps, in float32; measured is what is allocated, formula is the method's without padding. "
+        f"Bytes of all layers after {result.steps} steps, in float32; measured is what is allocated, formula is what the method needs. "
         f"At {far['tokens']:,} tokens in {far['dtype']} the formula gives {far[FULL] / 2**20:.1f} MiB in full precision, {sizes}. "
         "tokens/s is decoding while the text was written. top-1 and KL (nats a token) compare with the full-precision cache."
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def alice() -> str:
-    """The book as running text: one space between words, one blank line between paragraphs.
+    """The book as running text: no line breaks inside a paragraph, one blank line between paragraphs, no indents.
 
     The file breaks lines at 65 columns and indents for print; left in, half of what a model predicts would be line breaks.
     """

@@ -33,9 +33,9 @@ def plan_layers(config: Any) -> tuple[list[LayerPlan], list[Any]]:
     decoder = config.get_text_config(decoder=True)
     _refuse_model(config, decoder)
     try:
-        own = DynamicCache(config=config).layers
+        own: list[Any] = DynamicCache(config=config).layers
     except KeyError as error:
-        raise IntegrationError(_text(decoder, f"has layers of the kind {error}, whose cache is not keys and values of full attention")) from None
+        raise IntegrationError(_text(decoder, f"has layers of the kind {error}, whose cache is not plain keys and values")) from None
     plans = []
     for index, layer in enumerate(own):
         kind = type(layer)
@@ -46,7 +46,7 @@ def plan_layers(config: Any) -> tuple[list[LayerPlan], list[Any]]:
         elif kind is DummyLayer:
             plans.append(LayerPlan(index, "none", "no attention"))
         else:
-            raise IntegrationError(_text(decoder, f"keeps layer {index} in a {kind.__name__}, which is not keys and values of full attention"))
+            raise IntegrationError(_text(decoder, f"keeps layer {index} in a {kind.__name__}, which is not plain keys and values"))
     return plans, own
 
 

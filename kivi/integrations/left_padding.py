@@ -17,7 +17,7 @@ import torch
 
 from kivi.errors import IntegrationError
 
-UNKNOWN = -1 << 62      # the offset of a request that has no token yet
+UNKNOWN = -1 << 62  # the offset of a request that has no token yet
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class LeftPadding:
     """Padding in front of each request, shared by all layers of a cache."""
 
     def __init__(self) -> None:
-        self.padding = np.zeros(0, np.int64)        # masked slots in front of each request
-        self.offset: np.ndarray | None = None       # position id minus slot, the same for all tokens of a request
+        self.padding = np.zeros(0, np.int64)  # masked slots in front of each request
+        self.offset: np.ndarray | None = None  # position id minus slot, the same for all tokens of a request
         self._last: tuple[tuple, Chunk] | None = None
 
     def chunk(self, mask: Any, positions: Any, batch: int, width: int, n: int) -> Chunk:
@@ -117,7 +117,7 @@ def _read(mask: Any, batch: int, width: int, n: int) -> np.ndarray:
         shown = seen[-1]
         first = int(shown.argmax()) if shown.any() else total
         real = max(n - max(first - width, 0), 0)
-        blank = seen[: n - real]                        # queries of padding see nothing, or all of it where sdpa needs something to see
+        blank = seen[: n - real]  # queries of padding see nothing, or all of it where sdpa needs something to see
         right = (seen[n - real :] == (causal & (slots >= first))[n - real :]).all() and (blank == blank[:, :1]).all()
         if not right:
             raise IntegrationError(_describe(seen, first, width, row))

@@ -102,7 +102,8 @@ class KiviCache(Cache):
             report = cache.memory()
             for key in total:
                 total[key] += Counter(report[key]) if isinstance(report[key], dict) else report[key]
-        return {**total, "padding": dict(total["padding"]), "by_kind": dict(total["by_kind"]), "full_precision_layers": self._full_precision_bytes()}
+        total |= {"padding": dict(total["padding"]), "by_kind": dict(total["by_kind"])}
+        return {**total, "full_precision_layers": self._full_precision_bytes()}
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the last tokens: 0 or a negative number, as transformers counts them."""
@@ -142,15 +143,15 @@ class KiviCache(Cache):
             )
 
     def _full_precision_bytes(self) -> int:
-        tensors = [t for layer in self.layers if not isinstance(layer, KiviLayer) for t in (layer.keys, layer.values) if t is not None]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        own: list[Any] = [layer for layer in self.layers if not isinstance(layer, KiviLayer)]
+        return sum(t.numel() * t.element_size() for layer in own for t in (layer.keys, layer.values) if t is not None)
 
 
 class KiviLayer(CacheLayerMixin):
     """One layer of a `KiviCache`. Its `kivi.KVCache` is made when the first tokens arrive and tell batch, dtype and heads."""
 
     is_sliding = False
-    is_croppable = True         # exactly so while `record_past` is set: what is cropped then was never sealed
+    is_croppable = True  # exactly so while `record_past` is set: what is cropped then was never sealed
     supports_early_init = False
     kv: Any
 
@@ -159,8 +160,8 @@ class KiviLayer(CacheLayerMixin):
         self.spec, self.index, self.padding, self.options = spec, index, padding, options
         self.kv = None
         self._shape: dict[str, Any] = {}
-        self.width = 0              # slots seen, padding included: what transformers calls the sequence length
-        self.record_past = False    # transformers' word for: tokens stay pending until crop() says how many to keep
+        self.width = 0  # slots seen, padding included: what transformers calls the sequence length
+        self.record_past = False  # transformers' word for: tokens stay pending until crop() says how many to keep
         self._cropped: bool | None = None
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -173,7 +174,7 @@ class KiviLayer(CacheLayerMixin):
         batch, _, n, _ = query.shape
         chunk = self.padding.chunk(mask, positions, batch, self.width, n)
         self._ready(query, new, scale)
-        if self.record_past and self._cropped is False:     # a forward pass that no crop followed: drafting is over
+        if self.record_past and self._cropped is False:  # a forward pass that no crop followed: drafting is over
             self.record_past, self._cropped = False, None
         if not self.record_past:
             self._settle()
@@ -195,7 +196,7 @@ class KiviLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.options["max_tokens"] or -1
 
-    get_max_cache_shape = get_max_length        # its name before transformers 5.20
+    get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
     def activate_past_recording(self) -> None:
         """Assisted decoding: from now on new tokens stay pending, floating and unsealed, until `crop`."""
@@ -243,7 +244,7 @@ class KiviLayer(CacheLayerMixin):
         if self.kv is None or (self.width == 0 and (batch, shape) != (self.kv.batch, self._shape)):
             options = dict(self.options)
             if options["device"] == "auto" and isinstance(options["backend"], str):
-                options["device"] = str(query.device)       # where the model runs, not where a backend would like to
+                options["device"] = str(query.device)  # where the model runs, not where a backend would like to
             self.kv, self._shape, self.is_initialized = kivi.KVCache(self.spec, batch=batch, **shape, **options), shape, True
         elif shape != self._shape:
             wrong = ", ".join(f"{k} was {self._shape[k]} and is now {v}" for k, v in shape.items() if v != self._shape[k])
@@ -326,7 +327,7 @@ def kivi_mask(*args: Any, q_length: int, **kwargs: Any) -> Any:
 
     Layers in full precision need it as it is; for a kivi layer the attention function reads the left padding from it.
     """
-    if q_length == 0:       # generate() cuts the prompt by what the cache holds; nothing is left of one that is not longer
+    if q_length == 0:  # generate() cuts the prompt by what the cache holds; nothing is left of one that is not longer
         raise IntegrationError(
             "no new tokens: the prompt is not longer than the sequence that the cache holds already; "
             "pass a new KiviCache for a new prompt, or reset() this one"
@@ -337,7 +338,9 @@ def kivi_mask(*args: Any, q_length: int, **kwargs: Any) -> Any:
 def _refuse(kwargs: dict[str, Any], **names: str) -> None:
     for option, meaning in names.items():
         if kwargs.get(option) is not None and kwargs[option] is not False:
-            raise IntegrationError(f"the model asks for {meaning}, which the attention {NAME!r} does not serve; use another attention and cache")
+            raise IntegrationError(
+                f"the model asks for {meaning}, which attention {NAME!r} does not serve; use another attention and cache"
+            )
 
 
 def _rows(indices: Any) -> np.ndarray:

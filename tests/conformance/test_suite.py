@@ -86,10 +86,10 @@ def test_sizes_stay_within_their_budget(size):
 
 
 def test_streams_are_small():
-    """What an interpreter can run: at most two KV heads, four requests, few pages."""
+    """What an interpreter can run: at most three KV heads, four requests, few pages."""
     for case in all_cases():
         if isinstance(case, Stream):
-            assert case.geometry.kv_heads <= 2, case.id
+            assert case.geometry.kv_heads <= 3, case.id
             assert case.rows <= 4, case.id
             assert case.length <= 180, case.id
 

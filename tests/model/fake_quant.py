@@ -83,8 +83,7 @@ def teacher_forced(model: torch.nn.Module, ids: torch.Tensor, prefill: int, cach
     ids [1, prefill + steps]. The first prediction comes from the prefill, each later one from a step through the cache.
     """
     logits = [model(ids[:, :prefill], cache=cache, use_cache=True, logits_to_keep=1).logits[0, -1]]
-    for t in range(prefill, ids.shape[1] - 1):
-        logits.append(model(ids[:, t : t + 1], cache=cache, use_cache=True).logits[0, -1])
+    logits += [model(ids[:, t : t + 1], cache=cache, use_cache=True).logits[0, -1] for t in range(prefill, ids.shape[1] - 1)]
     return torch.stack(logits).float().log_softmax(-1)
 
 

@@ -32,7 +32,8 @@ def tokenizer(smollm2):
 
 
 def chat(tokenizer, *questions):
-    prompts = [tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in questions]
+    turns = [[{"role": "user", "content": question}] for question in questions]
+    prompts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
     return tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
 
 

@@ -16,8 +16,8 @@ from tests.model.fake_quant import fake_quant_cache, perplexity, teacher_forced
 
 pytestmark = pytest.mark.model
 
-START = 256                     # past the title page of the book
-QUICK = (384, 128)              # prefill, steps: keys are sealed at 384 and again at 512, values at every step
+START = 256  # past the title page of the book
+QUICK = (384, 128)  # prefill, steps: keys are sealed at 384 and again at 512, values at every step
 SLOW = (1024, 512)
 FLOATING = kivi.load_spec("kivi-2bit").override({"key.residual": 4096, "value.residual": 4096})
 

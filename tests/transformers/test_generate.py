@@ -11,7 +11,7 @@ from tests.model.fake_quant import fake_quant_cache
 from tests.transformers.tiny import FAMILIES, FLOATING, GROUP, LAYERS, RESIDUAL, SPEC, left_padded, model_of, prompt, rounding_bound
 
 NEW = 24
-LENGTHS = (9, RESIDUAL, 40)     # shorter than R, exactly R, longer than R
+LENGTHS = (9, RESIDUAL, 40)  # shorter than R, exactly R, longer than R
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -40,7 +40,7 @@ def test_greedy_equals_fake_quant(model, length):
     expected, expected_logits = fake_quant_run(model, ids)
     assert sequence.tolist() == expected.tolist()
     torch.testing.assert_close(logits, expected_logits, rtol=0, atol=rounding_bound(logits, length + NEW))
-    tokens = length + NEW - 1       # the last token is never fed back
+    tokens = length + NEW - 1  # the last token is never fed back
     for layer in range(LAYERS):
         lengths = cache.kv[layer].lengths(0)
         assert (lengths.tokens, lengths.key_sealed, lengths.value_sealed) == (tokens, tokens // RESIDUAL * RESIDUAL, tokens - RESIDUAL)
@@ -53,9 +53,9 @@ def test_two_bits_are_really_stored(model):
     _, logits = generate(model, ids, cache)
     _, full = generate(model, ids, DynamicCache(config=model.config))
     assert (logits[:, 1:] - full[:, 1:]).abs().max() > 100 * rounding_bound(logits, 64)
-    (start, sealed), = cache.kv[0].sealed(0)["key"]
+    ((start, sealed),) = cache.kv[0].sealed(0)["key"]
     assert start == 0
-    assert sealed.words.numel() * sealed.words.element_size() * 8 == 2 * 2 * 48 * 16     # 2 bits, 2 heads, 48 tokens, 16 channels
+    assert sealed.words.numel() * sealed.words.element_size() * 8 == 2 * 2 * 48 * 16  # 2 bits, 2 heads, 48 tokens, 16 channels
     assert sealed.codes().unique().tolist() == [0, 1, 2, 3]
 
 
@@ -87,7 +87,7 @@ def test_left_padded_rows_equal_the_prompts_alone(model, lengths):
         for which in ("key", "value"):
             for (start, batched), (start_alone, single) in zip(cache.kv[0].sealed(row)[which], solo.kv[0].sealed(0)[which], strict=True):
                 assert start == start_alone
-                assert (batched.codes() != single.codes()).float().mean() < 1e-3     # the model's own rounding may flip a near tie
+                assert (batched.codes() != single.codes()).float().mean() < 1e-3  # the model's own rounding may flip a near tie
 
 
 def test_padding_content_is_never_read():
@@ -134,9 +134,9 @@ def test_chunked_prefill_stores_the_same(model):
             model(part, cache=chunked)
     assert whole.kv[0].lengths(0) == chunked.kv[0].lengths(0)
     for which in ("key", "value"):
-        (_, a), = whole.kv[0].sealed(0)[which]
-        (_, b), = chunked.kv[0].sealed(0)[which]
-        assert (a.codes() != b.codes()).float().mean() < 1e-3       # layer 0: the same inputs up to the order of matmul sums
+        ((_, a),) = whole.kv[0].sealed(0)[which]
+        ((_, b),) = chunked.kv[0].sealed(0)[which]
+        assert (a.codes() != b.codes()).float().mean() < 1e-3  # layer 0: the same inputs up to the order of matmul sums
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -175,7 +175,8 @@ def test_plain_tensors_go_to_sdpa(model):
     for attention in ("sdpa", "kivi"):
         model.set_attn_implementation(attention)
         with torch.no_grad():
-            outs.append((model(ids, attention_mask=mask, use_cache=False).logits, generate(model, ids, DynamicCache(config=model.config), attention_mask=mask)))
+            logits = model(ids, attention_mask=mask, use_cache=False).logits
+        outs.append((logits, generate(model, ids, DynamicCache(config=model.config), attention_mask=mask)))
     (plain, (tokens, logits)), (plain_kivi, (tokens_kivi, logits_kivi)) = outs
     assert torch.equal(plain, plain_kivi)
     assert tokens.tolist() == tokens_kivi.tolist()
@@ -191,6 +192,6 @@ def test_presets_and_paths_and_memory(model):
     assert report["full_precision"] == LAYERS * 2 * 2 * 203 * 16 * 4
     # head_dim 16, group 32: 128 sealed keys, 75 sealed values a layer and KV head, 2 bits and an fp16 pair a group
     formula = LAYERS * 2 * (16 * (128 * (2 / 8 + 4 / 32) + 75 * 4) + (75 * (16 * 2 / 8 + 4) + 128 * 16 * 4))
-    assert abs(report["formula"] - formula) <= 75 * LAYERS * 2 * 4      # the formula counts a half group of values as half a pair
+    assert abs(report["formula"] - formula) <= 75 * LAYERS * 2 * 4  # the formula counts a half group of values as half a pair
     assert cache.ran[0].backend == "reference"
     assert report["full_precision_layers"] == 0

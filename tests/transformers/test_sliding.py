@@ -13,10 +13,11 @@ from kivi.integrations.transformers import KiviCache, KiviLayer
 from tests.transformers.tiny import FLOATING, RESIDUAL, SIZES, SPEC, left_padded, model_of, prompt, rounding_bound
 
 WINDOW = 12
+LOWER_FULL = ["full_attention", "sliding_attention"]
 CONFIGS = {
     "mistral, all sliding": lambda: MistralConfig(**SIZES, sliding_window=WINDOW),
     "gemma3, every second": lambda: Gemma3TextConfig(**SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]),
-    "qwen2, upper half": lambda: Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=["full_attention", "sliding_attention"]),
+    "qwen2, upper half": lambda: Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=LOWER_FULL),
 }
 FULL = {"mistral, all sliding": [0, 1], "gemma3, every second": [0], "qwen2, upper half": [1]}
 
@@ -67,8 +68,7 @@ def test_beam_search_moves_both_kinds_of_layers():
 
 
 def test_chunked_layers_are_windows_too():
-    config = Llama4TextConfig(
-        **{**SIZES, "intermediate_size_mlp": 96, "num_local_experts": 2}, attention_chunk_size=16, layer_types=["chunked_attention", "full_attention"]
-    )
+    sizes = {**SIZES, "intermediate_size_mlp": 96, "num_local_experts": 2}
+    config = Llama4TextConfig(**sizes, attention_chunk_size=16, layer_types=["chunked_attention", "full_attention"])
     cache = KiviCache(SPEC, config)
     assert [(p.store, p.reason) for p in cache.layer_plan] == [("full", "attention over a window of 16 tokens"), ("kivi", "full attention")]

@@ -35,10 +35,9 @@ FAMILIES = {
 # R = 16, G = 8: a prompt of 40 tokens has sealed both sides, one of 9 tokens neither. float32 metadata, because two runs that
 # differ in the last bit of a float32 key may round an fp16 scale to different sides, 2^-11 apart.
 RESIDUAL, GROUP = 16, 8
-SPEC = kivi.load_spec("kivi-2bit").override(
-    {"key.residual": RESIDUAL, "value.residual": RESIDUAL, "key.group": GROUP, "value.group": GROUP, "key.metadata": "float32", "value.metadata": "float32"}
-)
-FLOATING = SPEC.override({"key.residual": 256, "value.residual": 256})      # seals nothing of the sequences here
+FIELDS = {"residual": RESIDUAL, "group": GROUP, "metadata": "float32"}
+SPEC = kivi.load_spec("kivi-2bit").override({f"{side}.{name}": value for side in ("key", "value") for name, value in FIELDS.items()})
+FLOATING = SPEC.override({"key.residual": 256, "value.residual": 256})  # seals nothing of the sequences here
 
 
 def model_of(config, attention: str = "kivi", seed: int = 0):
