@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def generated(key: Mapping[str, Any], build: Callable[[], Generated]) -> tuple[G
     if found is None:
         found = build()
         folder.mkdir(parents=True, exist_ok=True)
-        body = json.dumps({"key": text, "entry": asdict(found)}, sort_keys=True)
+        body = json.dumps({"key": text, "entry": asdict(found)})  # the order of the signature is that of the arguments
         _write(entry, json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}))
     if not source.is_file() or source.read_text("utf-8") != found.source:
         _write(source, found.source)

@@ -109,5 +109,5 @@ def _fit(scale: np.ndarray, origin: np.ndarray, rule: Rule, x: np.ndarray) -> tu
         group = x[tuple(int(i) for i in np.argwhere(over_scale | over_origin)[0])]
         raise Overflow(float(group.min()), float(group.max()))
     clamped = int(over_scale.sum() + over_origin.sum())
-    return np.minimum(scale, scale_top), np.clip(origin, -top, top), clamped
+    return np.minimum(scale, scale_top), np.clip(origin, -top, top).astype(origin.dtype), clamped
 

@@ -7,6 +7,7 @@ compiled with `enable_fp_fusion=False`, or a product and a sum would round once.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,7 @@ class Printer:
     def __init__(self, kernel: func.FuncOp) -> None:
         self.kernel = kernel
         self.names: dict[SSAValue, str] = {}
-        self.used: set[str] = set()
+        self.used: set[str] = {*keyword.kwlist, "tl", "triton", "range", "float", "_add", "_min", "_max"}
         self.lines: list[str] = []
         self.indent = 1
 
@@ -86,8 +87,10 @@ class Printer:
     def name(self, value: SSAValue) -> str:
         """The Python name of a value: its hint, made unique."""
         if value not in self.names:
-            base = value.name_hint or "v"
-            name = base if value.name_hint and base not in self.used else f"{base}_{len(self.used)}"
+            name = base = value.name_hint or "v"
+            number = len(self.names)
+            while name in self.used or name == "v":
+                name, number = f"{base}_{number}", number + 1
             self.used.add(name)
             self.names[value] = name
         return self.names[value]

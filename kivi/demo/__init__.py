@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kivi.errors import InputError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -84,6 +86,8 @@ def run(
     from kivi.demo import model as weights
 
     weights.require("jinja2", "matplotlib")
+    if not 2 <= steps <= 4096:
+        raise InputError(f"steps = {steps}: the demo predicts 2 to 4096 tokens")
     started = time.perf_counter()
     tick = _counter(progress, "load the model (the first time it is converted)", 1)
     model, tokenizer = weights.load()
@@ -113,8 +117,6 @@ def _measure(model: Any, tokenizer: Any, backend: str, steps: int, progress: Pro
     from kivi.demo import measure, text
     from kivi.integrations.transformers import KiviCache, register
 
-    if not 2 <= steps <= 4096:
-        raise kivi.errors.InputError(f"steps = {steps}: the demo predicts 2 to 4096 tokens")
     config = model.config
     tokens = STRETCH[1] + steps
     chosen, reason, rejected = _choose(backend, config, tokens)

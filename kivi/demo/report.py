@@ -93,8 +93,8 @@ def _error_over_steps(result: DemoResult) -> Figure:
     for sealed in range(residual, end, residual):
         axes.axvline(sealed + 0.5, color="#bbbbbb", lw=0.8, ls=":", zorder=0)
     axes.axvspan(ERROR_FROM, residual, color="#f0f0f0", zorder=-1)
-    place = {"rotation": 90, "ha": "right", "va": "center", "transform": axes.get_xaxis_transform()}
-    axes.text(residual - 4, 0.5, "nothing sealed yet", fontsize=9, color="#666666", **place)
+    note = axes.text(residual - 4, 0.5, "nothing sealed yet", transform=axes.get_xaxis_transform())
+    note.set(rotation=90, ha="right", va="center", fontsize=9, color="#666666")
     axes.set(yscale="log", xlim=(ERROR_FROM, end), ylim=(1e-8, 3))
     axes.set(xlabel="tokens in the cache", ylabel="relative error", title=f"Attention output of layer {LAYER}")
     axes.legend(ncols=4, loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)

@@ -11,11 +11,13 @@ import re
 from importlib import resources
 from typing import Any
 
+from kivi.errors import InputError
+
 
 def alice() -> str:
     """The book as running text: no line breaks inside a paragraph, one blank line between paragraphs, no indents.
 
-    The file breaks lines at 65 columns and indents for print; left in, half of what a model predicts would be line breaks.
+    The file breaks lines at 65 columns and indents for print; left in, a model would have to guess where the printer broke a line.
     """
     text = (resources.files("kivi.demo") / "alice29.txt").read_text("ascii").replace("\r\n", "\n").rstrip("\x1a")
     text = re.sub(r"[ \t]+", " ", text)
@@ -27,5 +29,5 @@ def alice_ids(tokenizer: Any, start: int, tokens: int) -> Any:
     """Tokens `start` .. `start + tokens` of the book, int64 [1, tokens]."""
     ids = tokenizer(alice(), return_tensors="pt", verbose=False).input_ids[:, start : start + tokens]
     if ids.shape[1] < tokens:
-        raise ValueError(f"the book ends before token {start + tokens}; start earlier or take fewer tokens")
+        raise InputError(f"the book ends before token {start + tokens}; start earlier or take fewer tokens")
     return ids

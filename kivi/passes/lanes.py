@@ -107,19 +107,42 @@ class Lanes:
         """What `code` needs of rows `token` [T, 1] of a page: words as i32 [T, width], or for one lane the codes themselves."""
         unit = indices(self.unit_width, 1, 2)
         shape = (token.shape[0], self.unit_width)
-        channel = self._of_units(unit) if self.split else unit
-        token, channel = token.spread(shape), channel.spread(shape)
-        inside = mask.spread(shape) & (unit < self.units)
-        place = place_of(self.arrangement, token, channel)
-        word = base + (place.major * self.arrangement.shape[1] + place.minor).to(i64)
+        inside = mask.spread(shape) if self.units == self.unit_width else mask.spread(shape) & (unit < self.units)
 
         def load(at: Tile) -> Tile:
             return pages.load_word(at, inside)
 
         if not self.split:
+            token, channel = token.spread(shape), unit.spread(shape)
+            place = place_of(self.arrangement, token, channel)
+            word = base + (place.major * self.arrangement.shape[1] + place.minor).to(i64)
             return [field_at(self.arrangement, load, word, place.slot)]
+        word = base + (self._words_below("t", token).spread(shape) + self._words_below("c", unit).spread(shape)).to(i64)
         parts = 3 if self.arrangement.bits == 3 else 1
         return [load(word + part * word_stride(self.arrangement)) for part in range(parts)]
+
+    def _words_below(self, axis: str, index: Tile) -> Tile:
+        """What a token, or a unit of a token, contributes to a word's offset in the page.
+
+        Digits that lie side by side in memory as in the index are taken together, so that a compiler sees contiguous addresses.
+        """
+        stride, below = 1, 1
+        runs: list[list[int]] = []  # [weight, extent, stride in words] of digits that are neighbours both ways
+        for digit in self.arrangement.places:
+            if digit.axis == axis:
+                weight = digit.weight if axis == "t" else below  # units are counted in the order of memory
+                below *= digit.extent
+                if runs and (runs[-1][0] * runs[-1][1], runs[-1][2] * runs[-1][1]) == (weight, stride):
+                    runs[-1][1] *= digit.extent
+                else:
+                    runs.append([weight, digit.extent, stride])
+            stride *= digit.extent
+        top = max(runs)
+        offset = 0 * index
+        for run in runs:
+            value = index // run[0]
+            offset = offset + (value if run is top else value % run[1]) * run[2]
+        return offset
 
     def code(self, words: list[Tile], lane: int) -> Tile:
         """Codes of a lane as i32."""

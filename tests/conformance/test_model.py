@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from importlib import resources
+
 import numpy as np
 import pytest
 
@@ -111,3 +114,13 @@ def test_views_hold_the_same_numbers_elsewhere(kind):
     assert not np.shares_memory(there, x)
     if kind not in ("readonly",):
         assert not there.flags.c_contiguous or kind == "offset"
+
+
+@pytest.mark.parametrize("module", ["model", "quantizer", "packer", "oracle", "bounds", "floats", "expect", "inputs"])
+def test_what_is_expected_shares_no_code_with_what_is_tested(module):
+    """The model and its helpers import nothing of kivi but the spec's type."""
+    tree = ast.parse((resources.files("kivi.conformance") / f"{module}.py").read_text("utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    of_kivi = {name for name in imported if name and name.split(".")[0] == "kivi"}
+    assert {name for name in of_kivi if not name.startswith("kivi.conformance")} <= {"kivi.spec"}
