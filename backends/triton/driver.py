@@ -15,6 +15,7 @@ import triton
 from kivi.arrays import kind
 from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, overflow_error
 from kivi.backends.triton.kernels import Library, Request
+from kivi.backends.triton.schedule import schedules, shares
 from kivi.dtypes import metadata_dtype
 from kivi.errors import DeviceError
 from kivi.layout import Layout, Which, arrangement
@@ -53,7 +54,7 @@ class TritonBackend(Backend):
 
     @property
     def kernel(self) -> str:
-        return "triton attend + merge"
+        return "history, tail, merge"
 
     # array plumbing
 
@@ -242,18 +243,14 @@ class TritonBackend(Backend):
         self._launch(loaded, loaded.generated.programs(values), arguments)
 
     def attend(self, reading: Reading, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        from kivi.backends.triton.schedule import Schedule, schedule
-
         form = reading.pool.format
         batch, q_heads, rows, _ = q.shape
         dim, dtype = form.value_head_dim, str(q.dtype).removeprefix("torch.")
         counts, closed = self._counts(reading)
-        chosen, splits = schedule(self.mode, form, batch, q_heads, rows, closed)
-        outputs = batch * q_heads * rows
+        count = shares(closed)
+        splits, outputs = count + 1, batch * q_heads * rows
         top, total = (torch.empty((splits, outputs), dtype=torch.float32, device=self.device) for _ in range(2))
         part = torch.empty((splits, outputs, dim), dtype=torch.float32, device=self.device)
-        options = (("form", form), ("q_heads", q_heads), ("schedule", chosen))
-        loaded = self.library.get(Request("cache.attend", form.spec, form.layout, dtype, form.head_dim, options))
         table = self._table(reading)
         arguments = {
             "q": q,
@@ -270,9 +267,12 @@ class TritonBackend(Backend):
             "outputs": outputs,
             **{"top": top, "total": total, "part": part},
         }
-        values = {"batch": batch, "heads": form.kv_heads, "splits": splits, "rows": rows}
-        assert isinstance(chosen, Schedule)
-        self._launch(loaded, loaded.generated.programs(values), arguments)
+        values = {"batch": batch, "heads": form.kv_heads, "shares": count, "rows": rows}
+        for zone, chosen in schedules(self.mode, form, q_heads, rows).items():
+            if zone == "tail" or count:
+                options = (("form", form), ("q_heads", q_heads), ("schedule", chosen))
+                loaded = self.library.get(Request(f"cache.{zone}", form.spec, form.layout, dtype, form.head_dim, options))
+                self._launch(loaded, loaded.generated.programs(values), arguments, chosen.warps)
         out = torch.empty((batch, q_heads, rows, dim), dtype=q.dtype, device=self.device)
         loaded = self.library.get(Request("cache.merge", _NO_SPEC, _NO_LAYOUT, dtype, dim, (("q_heads", q_heads),)))
         arguments = {"top": top, "total": total, "part": part, "counts": counts, "out": out, "splits": splits, "rows_of_head": rows, "outputs": outputs}
@@ -281,14 +281,14 @@ class TritonBackend(Backend):
 
     # helpers
 
-    def _launch(self, loaded: Any, programs: tuple[int, ...], arguments: dict[str, Any]) -> None:
+    def _launch(self, loaded: Any, programs: tuple[int, ...], arguments: dict[str, Any], warps: int = 4) -> None:
         """Launch under the device of the tensors, whatever the current one is."""
         given = [_signless(arguments[name]) for name in loaded.generated.signature]
         with self._guard():
             if self.mode == "interpreter":
                 loaded.launch[programs](*given)
             else:
-                loaded.launch[programs](*given, enable_fp_fusion=False)
+                loaded.launch[programs](*given, enable_fp_fusion=False, num_warps=warps)
 
     def _guard(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.mode == "interpreter" else torch.cuda.device(self.device)

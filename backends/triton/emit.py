@@ -60,11 +60,11 @@ def signature(module: ModuleOp, name: str) -> dict[str, str]:
     """Argument name -> Triton type string of a kernel, e.g. {"x": "*fp16", "n": "i32"}."""
     kernel = next(op for op in module.ops if isinstance(op, func.FuncOp) and op.sym_name.data == name)
     short = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64"}
-    out = {}
+    printer, out = Printer(kernel), {}
     for argument in kernel.body.block.args:
         kind = argument.type
         text = str(kind.element if isinstance(kind, tile.PtrType) else kind)
-        out[str(argument.name_hint)] = ("*" if isinstance(kind, tile.PtrType) else "") + short.get(text, text)
+        out[printer.name(argument)] = ("*" if isinstance(kind, tile.PtrType) else "") + short.get(text, text)
     return out
 
 
@@ -87,9 +87,10 @@ class Printer:
     def name(self, value: SSAValue) -> str:
         """The Python name of a value: its hint, made unique."""
         if value not in self.names:
-            name = base = value.name_hint or "v"
+            base = value.name_hint or "v"
             number = len(self.names)
-            while name in self.used or name == "v":
+            name = base if value.name_hint else f"v_{number}"
+            while name in self.used:
                 name, number = f"{base}_{number}", number + 1
             self.used.add(name)
             self.names[value] = name

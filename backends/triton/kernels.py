@@ -91,7 +91,7 @@ def lower(request: Request) -> Kernel:
         return append.seal_metadata_kernel(which, form, dtype)
     if entry == "seal_words":
         return append.seal_words_kernel(which, form, dtype)
-    return attention.attention_kernel(form, option["q_heads"], dtype, option["schedule"])
+    return attention.attention_kernel(entry, form, option["q_heads"], dtype, option["schedule"])
 
 
 @dataclass(frozen=True)

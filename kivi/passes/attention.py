@@ -1,8 +1,8 @@
 """Kernels of `attend`: one softmax over the whole mixed history, split over programs and merged.
 
-A program owns one (request, KV head), one block of query rows of the heads that share it, and one split of the history. It walks three
-zones: pages whose keys and values are all sealed, pages that still wait for values, and floating rows. The last split takes the last two.
-Codes are unpacked once for all query heads. Scales are folded: within a group of tokens a key's scale multiplies the query instead of
+Two kernels, so that the long one keeps its registers for one kind of work: `history` walks a share of the pages whose keys and values are
+all sealed, `tail` walks the pages that still wait for values and the floating rows, as one more split. A program owns one (request, KV
+head), one block of query rows of the heads that share it, and one split. Codes are unpacked once for all query heads. Scales are folded: within a group of tokens a key's scale multiplies the query instead of
 the key, `q . (s c + m) = (q s) . c + q . m`, and a value's scale multiplies the weight, so no element is dequantized.
 
 Scores are kept in units of log 2. The running maximum starts at minus infinity and is replaced by 0 while nothing was seen, so an empty
@@ -242,24 +242,30 @@ class Attend:
         return loop(low, high, state, body, step=self.tile)
 
 
-def attention_kernel(form: PageFormat, q_heads: int, dtype: str, schedule: Schedule) -> Kernel:
-    """Partial attention of one split: maxima and sums f32 [splits, B * Hq * n], outputs f32 [splits, B * Hq * n, Dv]."""
+def attention_kernel(zone: str, form: PageFormat, q_heads: int, dtype: str, schedule: Schedule) -> Kernel:
+    """Partial attention over `zone` "history" or "tail": maxima and sums f32 [splits, B * Hq * n], outputs f32 [splits, B * Hq * n, Dv].
+
+    `history` fills the splits 0 to splits - 2, `tail` the last one.
+    """
     group_heads = q_heads // form.kv_heads
     dim = form.value_head_dim
 
     def body(**given) -> None:
         a = Attend(form, group_heads, dtype, schedule, given)
-        split, splits = program_id(1), given["splits"]
-        share = (a.n["closed"] + (splits - 1)) // splits
-        low = (split * share).minimum(a.n["closed"])
-        state = a.closed_pages(a.start(), low, (low + share).minimum(a.n["closed"]))
-        is_last = split.equals(splits - 1)
-        end = a.n["stored"] + a.n["chunk"]
-        state = a.open_pages(state, where(is_last, a.n["closed"], a.n["pages"]), a.n["pages"])
-        top, total, *accumulators = a.floating(state, where(is_last, a.n["key_sealed"], end), end)
+        last = given["splits"] - 1
+        if zone == "history":
+            split = program_id(1)
+            share = (a.n["closed"] + (last - 1)) // last
+            low = (split * share).minimum(a.n["closed"])
+            state = a.closed_pages(a.start(), low, (low + share).minimum(a.n["closed"]))
+        else:
+            split = last
+            state = a.open_pages(a.start(), a.n["closed"], a.n["pages"])
+            state = a.floating(state, a.n["key_sealed"], a.n["stored"] + a.n["chunk"])
+        top, total, *accumulators = state
         rows = given["rows"]
         row = (a.request * q_heads + a.q_head) * rows + a.query
-        inside = a.real.equals(a.real) & (indices(a.rows, 0, 2) < group_heads * schedule.queries) & (a.query < rows)
+        inside = (indices(a.rows, 0, 2) < group_heads * schedule.queries) & (a.query < rows)
         at = split.to(i64) * given["outputs"] + row.to(i64)
         given["top"].store(at, top, inside)
         given["total"].store(at, total, inside)
@@ -286,8 +292,9 @@ def attention_kernel(form: PageFormat, q_heads: int, dtype: str, schedule: Sched
         "total": pointer(f32),
         "part": pointer(f32),
     }
-    grid = [[("batch", 1), ("heads", 1)], [("splits", 1)], [("rows", schedule.queries)]]
-    return Kernel("attend", kernel("attend", arguments, body), grid, list(arguments))
+    shares: list[tuple[str, int]] = [("shares", 1)] if zone == "history" else []
+    grid = [[("batch", 1), ("heads", 1)], shares, [("rows", schedule.queries)]]
+    return Kernel(zone, kernel(zone, arguments, body), grid, list(arguments))
 
 
 def merge_kernel(q_heads: int, dim: int, dtype: str) -> Kernel:
