@@ -59,7 +59,7 @@ class Histories(RuleBasedStateMachine):
             if seen is None:
                 continue
             for h, exact in enumerate(oracle.attend(seen, DIM**-0.5)):
-                limit = bounds.output_bound(exact, bounds.Numerics(accumulate="float64"), self.dtype)
+                limit = bounds.output_bound(exact, bounds.Numerics(accumulate="float64"), self.dtype).total
                 assert (np.abs(out[b, h, : counts[b]].astype(np.float64) - exact.out) <= limit).all()
 
     @precondition(lambda self: not any(self.naive.pending(b) for b in range(self.cache.batch)))
