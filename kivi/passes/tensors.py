@@ -163,7 +163,7 @@ def decode_kernel(which: str, n: Numbers, arrangement: Arrangement, dtype: str) 
     """Elements of packed words: codes for dtype "uint8", else dequantized and cast."""
     channels = arrangement.channels
     lanes = min(power(channels), 128)
-    rows = 32
+    rows = 16
 
     def body(words: Pointer, scale: Pointer, origin: Pointer, out: Pointer, tokens: Tile, row: Tile, total: Tile) -> None:
         token = (program_id(1) * rows + indices(rows, 0, 2)).spread((rows, lanes))
