@@ -15,7 +15,7 @@ from kivi.errors import DeviceError, DtypeError
 
 
 def kind(x: Any, what: str) -> str:
-    """"numpy", "torch" or "cupy". Raises `DtypeError` for anything else; `what` names the argument."""
+    """ "numpy", "torch" or "cupy". Raises `DtypeError` for anything else; `what` names the argument."""
     if isinstance(x, np.ndarray):
         return "numpy"
     for name, type_name in (("torch", "Tensor"), ("cupy", "ndarray")):
@@ -31,7 +31,7 @@ def dtype_name(x: Any) -> str:
 
 
 def device_of(x: Any, what: str) -> str:
-    """"cpu", or a device such as "cuda:1"."""
+    """ "cpu", or a device such as "cuda:1"."""
     which = kind(x, what)
     if which == "numpy":
         return "cpu"

@@ -317,10 +317,9 @@ class Backend(ABC):
         native = self.adopt(x, "x")
         if spec.nonfinite == "reject":
             self.check_finite(native, "x", np.full(x.shape[0], tokens))
-        words, scale, origin = self.encode(native, which, spec, metadata, chosen)
-        shape = tuple(int(n) for n in x.shape)
-        parts = (self.give(a, x) for a in (words, scale, origin))
-        return QuantizedTensor(*parts, which=which, spec=spec, packing=chosen, shape=shape, dtype=dtype, backend=self)  # type: ignore[arg-type]
+        words, scale, origin = (self.give(a, x) for a in self.encode(native, which, spec, metadata, chosen))
+        batch, heads, _, channels = (int(n) for n in x.shape)
+        return QuantizedTensor(words, scale, origin, which, spec, chosen, (batch, heads, tokens, channels), dtype, self)
 
     def repack(self, qt: QuantizedTensor, layout: Layout) -> QuantizedTensor:
         """See `QuantizedTensor.repack`."""

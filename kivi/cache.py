@@ -8,20 +8,22 @@ Normative text: spec/SPEC.md sections 4 (frontiers), 6 (order) and 9 (storage).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kivi import checks, memory, storefile
-from kivi.backend import Append, Backend, Ran, Reading, Seal, Windows
 from kivi.arrays import sample
+from kivi.backend import Append, Backend, Ran, Reading, Seal, Windows
 from kivi.dtypes import lowest_origin, metadata_dtype
 from kivi.errors import BackendError, InputError, KiviError, PendingTokensError
 from kivi.geometry import geometry, page_format, positive
+from kivi.layout import Which
 from kivi.pool import PagePool
 from kivi.quantized import QuantizedTensor
 from kivi.segments import segments
@@ -119,7 +121,8 @@ class KVCache:
 
     def __repr__(self) -> str:
         g, tokens = self.geometry, memory.integers(self._state.tokens[:8])
-        return f"<kivi.KVCache {self.spec.name} batch={self.batch} heads={g.q_heads}/{g.kv_heads} head_dim={g.head_dim} {g.dtype} tokens={tokens} on {self.backend.name}>"
+        shape = f"batch={self.batch} heads={g.q_heads}/{g.kv_heads} head_dim={g.head_dim} {g.dtype}"
+        return f"<kivi.KVCache {self.spec.name} {shape} tokens={tokens} on {self.backend.name}>"
 
     def __del__(self) -> None:
         if hasattr(self, "_state"):  # else construction failed
@@ -153,7 +156,9 @@ class KVCache:
         One segment, or none while nothing is sealed; more after a crop inside a key group (SPEC 9.5).
         """
         b = checks.request(request, self.batch)
-        return {which: segments(self.pool, self._state.rows(b), self._sealed(which, b), which, self.geometry.dtype, self._like) for which in ("key", "value")}  # type: ignore[arg-type]
+        sides: tuple[Which, Which] = ("key", "value")
+        rows, dtype = self._state.rows(b), self.geometry.dtype
+        return {which: segments(self.pool, rows, self._sealed(which, b), which, dtype, self._like) for which in sides}
 
     def residual(self, request: int) -> dict[str, Any]:
         """The committed floating rows: {"key": [Hkv, n, D], "value": [Hkv, n, Dv]}."""
@@ -183,7 +188,11 @@ class KVCache:
         `clamped` counts scales and origins that were saturated.
         """
         s, g, form = self._state, self.geometry, self.pool.format
-        rows = [(page, end - first, max(0, min(end, int(s.value_sealed[b])) - first)) for b in range(self.batch) for page, first, end in s.rows(b)]
+        rows = [
+            (page, end - first, max(0, min(end, int(s.value_sealed[b])) - first))
+            for b in range(self.batch)
+            for page, first, end in s.rows(b)
+        ]
         held: dict[int, tuple[int, int]] = {}
         for page, keys, values in rows:  # a page that two requests share holds the longer of the two views
             old = held.get(page, (0, 0))
@@ -200,13 +209,13 @@ class KVCache:
             **memory.page_padding(form, g.dtype, len(held), keys, values),
             "key_window": memory.window_padding(s.windows.key.shape, g.dtype, int((s.tokens - s.key_sealed).sum())),
             "value_window": memory.window_padding(s.windows.value.shape, g.dtype, int((s.tokens - s.value_sealed).sum())),
-            "tables": tables,
+            "tables": Fraction(tables),
         }
         tokens = memory.integers(s.tokens)
         return {
             "measured": self.nbytes,
             "formula": memory.whole(formula),
-            "padding": {name: memory.whole(memory.Fraction(x)) for name, x in padding.items()},
+            "padding": {name: memory.whole(x) for name, x in padding.items()},
             "by_kind": {
                 **fields,
                 "alignment": len(held) * (form.page_bytes - g.kv_heads * sum(f.bytes for f in form.fields.values())),
@@ -276,14 +285,24 @@ class KVCache:
 
     def _reading(self, state: State, chunk: np.ndarray, counts: np.ndarray) -> Reading:
         return Reading(
-            state.stored, state.key_sealed, state.value_sealed, state.pages, state.table, state.windows, self.pool, chunk, counts, self.geometry.scale
+            state.stored,
+            state.key_sealed,
+            state.value_sealed,
+            state.pages,
+            state.table,
+            state.windows,
+            self.pool,
+            chunk,
+            counts,
+            self.geometry.scale,
         )
 
     def _reading_after_seal(self, before: State, after: State, counts: np.ndarray) -> Reading:
         """`seal_then_attend`: what is persisted after the step; but a request that was empty attends to its chunk (SPEC 6.3)."""
         empty = before.tokens == 0
-        chosen = {name: np.where(empty, 0, getattr(after, name)) for name in ("tokens", "pending", "key_sealed", "value_sealed", "pages")}
-        return self._reading(replace(after, **chosen), np.where(empty, counts, 0), counts)
+        names = ("tokens", "pending", "key_sealed", "value_sealed", "pages")
+        seen: dict[str, Any] = {name: np.where(empty, 0, getattr(after, name)) for name in names}
+        return self._reading(replace(after, **seen), np.where(empty, counts, 0), counts)
 
     def _grow(self, state: State, tokens: np.ndarray, counts: np.ndarray, k: Any, v: Any) -> State:
         """Store `counts` new rows, then seal what is due once `tokens` tokens are committed. Returns the draft of the new state;
@@ -344,7 +363,9 @@ class KVCache:
                 yield Seal("value", int(b), at, stop - at, page, at - first)
                 at, index = stop, index + 1
 
-    def _window(self, window: Any, old_from: np.ndarray, new_from: np.ndarray, stored: np.ndarray, counts: np.ndarray, residual: int) -> Any:
+    def _window(
+        self, window: Any, old_from: np.ndarray, new_from: np.ndarray, stored: np.ndarray, counts: np.ndarray, residual: int
+    ) -> Any:
         """The window to write to: the current one if no row of the current state would be overwritten, else a fresh one."""
         capacity, end = int(window.shape[2]), stored + counts
         held = np.where((stored > old_from) & (counts > 0), end - old_from, end - new_from)
@@ -451,7 +472,12 @@ class KVCache:
 
     @classmethod
     def load(
-        cls, path: str | Path, spec: CacheSpec | str | Path | None = None, backend: str | Backend = "auto", mode: str | None = None, device: str = "auto"
+        cls,
+        path: str | Path,
+        spec: CacheSpec | str | Path | None = None,
+        backend: str | Backend = "auto",
+        mode: str | None = None,
+        device: str = "auto",
     ) -> KVCache:
         """The cache of a file. Raises `SaveFileError` if it is damaged, or if `spec` is given and has another hash."""
         snapshot, stored_spec, geometry = storefile.read(path, None if spec is None else load_spec(spec))
@@ -499,4 +525,7 @@ class KVCache:
             raise
         except Exception as error:
             be = self.backend
-            raise BackendError(f"backend {be.name!r} (mode {be.mode}, {be.device}) failed in {what}: {type(error).__name__}: {error}; the cache is as it was") from error
+            raise BackendError(
+                f"backend {be.name!r} (mode {be.mode}, {be.device}) failed in {what}: {type(error).__name__}: {error}; the cache is "
+                f"as it was"
+            ) from error

@@ -104,7 +104,9 @@ def room(after: np.ndarray, max_tokens: int | None) -> None:
     full = np.flatnonzero(after > max_tokens)
     if len(full):
         b = int(full[0])
-        raise CapacityError(f"request {b} would hold {after[b]} tokens, more than max_tokens = {max_tokens}; crop it, or make a larger cache")
+        raise CapacityError(
+            f"request {b} would hold {after[b]} tokens, more than max_tokens = {max_tokens}; crop it, or make a larger cache"
+        )
 
 
 def integers(given: Any, name: str) -> np.ndarray:

@@ -143,7 +143,7 @@ class Arrangement:
         """Codes [..., tokens, channels] (uint8) of words [..., major, minor]."""
         lead = words.shape[:-2]
         unsigned = np.ascontiguousarray(words).view(f"uint{self.word_bits}")
-        places = [d for d in reversed(self.places)]
+        places = list(reversed(self.places))
         unsigned = unsigned.reshape(*lead, *(d.extent for d in places))
         if self.bits == 3:
             unsigned = np.moveaxis(unsigned, len(lead) + self._unit_places - self._w_place, -1)
@@ -260,7 +260,10 @@ def _boundary(digits: list[tuple[str, int, int, str]], unit: int, where: str) ->
         size *= extent
         count += 1
     if size != unit:
-        raise SpecError(f"{where}: the first digits select among {size} codes, but a unit of this width holds {unit}; start with t:slot, c:slot or c^slot")
+        raise SpecError(
+            f"{where}: the first digits select among {size} codes, but a unit of this width holds {unit}; start with t:slot, c:slot "
+            f"or c^slot"
+        )
     return count
 
 
@@ -300,7 +303,9 @@ def unpack(words: np.ndarray, layout: Layout, which: Which, bits: int, page: int
 def named_layout(name: str) -> Layout:
     """A layout of spec/layouts. Raises `SpecError` for an unknown name."""
     if name not in layouts():
-        raise SpecError(f"packing.layout = {name!r} is not a known layout; use 'auto', one of {', '.join(layouts())}, or write one out as a table")
+        raise SpecError(
+            f"packing.layout = {name!r} is not a known layout; use 'auto', one of {', '.join(layouts())}, or write one out as a table"
+        )
     text = (resources.files("kivi") / "_spec" / "layouts" / f"{name}.toml").read_text("utf-8")
     return msgspec.convert(tomllib.loads(text), Layout)
 

@@ -46,7 +46,9 @@ def sides(spec: CacheSpec, dtype: str, head_dim: int, value_head_dim: int) -> tu
     )
 
 
-def formula(spec: CacheSpec, dtype: str, kv_heads: int, head_dim: int, value_head_dim: int, lengths: list[tuple[int, int, int]]) -> Fraction:
+def formula(
+    spec: CacheSpec, dtype: str, kv_heads: int, head_dim: int, value_head_dim: int, lengths: list[tuple[int, int, int]]
+) -> Fraction:
     """Bytes of one layer without padding; `lengths`: (tokens, key_sealed, value_sealed) of each request."""
     key, value = sides(spec, dtype, head_dim, value_head_dim)
     total = Fraction(0)
@@ -80,7 +82,7 @@ def page_padding(form: PageFormat, dtype: str, pages: int, key_sealed: int, valu
         "unsealed_rows_of_pages": heads * ((slots - key_sealed) * key.sealed_token + (slots - value_sealed) * value.sealed_token),
         "unfilled_words": heads * pages * (words - bare_words),
         "short_groups": heads * pages * (groups - bare_groups),
-        "alignment": heads * pages * (form.bytes - sum(stated.values())),
+        "alignment": heads * pages * (form.bytes - sum(stated.values(), Fraction(0))),
     }
 
 
@@ -89,10 +91,10 @@ def whole(x: Fraction) -> int | float:
     return int(x) if x.denominator == 1 else float(x)
 
 
-def window_padding(shape: tuple[int, ...], dtype: str, rows: int) -> int:
+def window_padding(shape: tuple[int, ...], dtype: str, rows: int) -> Fraction:
     """Bytes of a window [B, Hkv, capacity, D] that hold no row; `rows`: floating rows of all requests, pending ones included."""
     batch, heads, capacity, dim = shape
-    return int(np_dtype(dtype).itemsize) * heads * dim * (batch * capacity - rows)
+    return Fraction(np_dtype(dtype).itemsize * heads * dim * (batch * capacity - rows))
 
 
 def integers(a: np.ndarray) -> list[int]:

@@ -41,7 +41,8 @@ def found() -> dict[str, Found]:
         manifest = read_manifest(path.read_text("utf-8"), str(path))
         if manifest.name in out:
             raise UnsupportedError(
-                f"two backends are called {manifest.name!r}: {out[manifest.name].package} and {package}; rename one in its backend.toml, or uninstall it"
+                f"two backends are called {manifest.name!r}: {out[manifest.name].package} and {package}; rename one in its "
+                f"backend.toml, or uninstall it"
             )
         out[manifest.name] = Found(manifest, package)
     return out
@@ -61,7 +62,9 @@ def driver(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"{package}.driver")
     except Exception as error:  # a broken vendor package can fail in any way
-        raise BackendUnavailableError(f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}; {install_hint(name)}") from error
+        raise BackendUnavailableError(
+            f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}; {install_hint(name)}"
+        ) from error
 
 
 def missing_packages(name: str) -> list[str]:

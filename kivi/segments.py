@@ -30,7 +30,7 @@ def segments(
         if (end - first) % group:
             out.append(_segment(pool, run, which, dtype, like))
             run = []
-    return out + [_segment(pool, run, which, dtype, like)] if run else out
+    return [*out, _segment(pool, run, which, dtype, like)] if run else out
 
 
 def page_fields(pool: PagePool, page: int, which: Which) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -51,5 +51,6 @@ def _segment(pool: PagePool, run: list[tuple[int, int, int]], which: Which, dtyp
         origins.append(o[:, : -(-(end - first) // group)])
     joined = [np.concatenate(parts, axis=1)[None] for parts in (codes, scales, origins)]
     words = layouts.pack(joined[0], form.layout, which, bits, form.tokens)
-    arrays = [backend.give(backend.from_host(np.ascontiguousarray(a)), like) for a in (words, *joined[1:])]
-    return run[0][1], QuantizedTensor(*arrays, which, form.spec, form.layout, joined[0].shape, dtype, backend)  # type: ignore[arg-type]
+    words, scale, origin = (backend.give(backend.from_host(np.ascontiguousarray(a)), like) for a in (words, *joined[1:]))
+    _, heads, tokens, channels = joined[0].shape
+    return run[0][1], QuantizedTensor(words, scale, origin, which, form.spec, form.layout, (1, heads, tokens, channels), dtype, backend)

@@ -58,7 +58,11 @@ def backends() -> list[BackendInfo]:
     for name, found in plugins.found().items():
         for mode, devices in found.manifest.modes.items():
             state = _probe(found.manifest, mode, "auto")
-            out.append(BackendInfo(name, state.available, mode, state.devices or devices, state.reason, found.manifest.summary, found.manifest.priority))
+            out.append(
+                BackendInfo(
+                    name, state.available, mode, state.devices or devices, state.reason, found.manifest.summary, found.manifest.priority
+                )
+            )
     return sorted(out, key=lambda info: (not info.available, -info.priority, info.name))
 
 
@@ -167,7 +171,9 @@ def _select(spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> Sele
             if why:
                 rejected.append(Rejected(manifest.name, candidate, why))
                 continue
-            because = f"KIVI_BACKEND = {forced!r}" if forced else f"highest priority ({manifest.priority}) of those that can serve the request"
+            because = (
+                f"KIVI_BACKEND = {forced!r}" if forced else f"highest priority ({manifest.priority}) of those that can serve the request"
+            )
             losers = candidates[candidates.index(found) + 1 :]
             rejected += [Rejected(f.manifest.name, candidate, f"priority {f.manifest.priority} is lower") for f in losers]
             return Selection(backend, because, tuple(rejected))

@@ -11,10 +11,12 @@ import hashlib
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -85,7 +87,9 @@ class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check_implemented(self)
 
     def __hash__(self) -> int:  # `layers` is a dictionary, so the generated one would fail
-        return hash((self.name, self.numerics, self.order, self.nonfinite, self.overflow, self.sink_tokens, self.key, self.value, self.packing))
+        return hash(
+            (self.name, self.numerics, self.order, self.nonfinite, self.overflow, self.sink_tokens, self.key, self.value, self.packing)
+        )
 
     @property
     def hash(self) -> str:
@@ -110,10 +114,11 @@ class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         fields = self.to_dict()
         for path, value in changes.items():
             *parents, leaf = path.split(".")
-            table = fields
+            found: Any = fields
             for part in parents:
-                table = table.get(part) if isinstance(table, dict) else None
-            if not isinstance(table, dict) or (leaf not in table and table is not fields.get("layers")):
+                found = found.get(part) if isinstance(found, dict) else None
+            table: dict[str, Any] = found if isinstance(found, dict) else {}
+            if leaf not in table and (table is not fields["layers"] or len(parents) != 1):
                 raise SpecError(f"override names {path!r}, which is not a field of a spec; the fields are: {', '.join(field_paths())}")
             table[leaf] = value
         return from_dict(fields)
@@ -186,7 +191,7 @@ def field_paths() -> tuple[str, ...]:
     return tuple(walk(CacheSpec().to_dict(), ""))
 
 
-def _data(folder: str):
+def _data(folder: str) -> Traversable:
     return resources.files("kivi") / "_spec" / folder
 
 

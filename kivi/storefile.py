@@ -95,9 +95,7 @@ def restore(snap: Snapshot, spec: CacheSpec, g: Geometry, backend: Backend) -> K
             slots = np.arange(sealed[b], t["tokens"][b]) % window.shape[2]
             window[b][:, slots] = backend.from_host(t[f"residual.{which}.{b}"])
         windows = Windows(window, windows.value) if which == "key" else Windows(windows.key, window)
-    cache._state = type(state)(
-        t["tokens"], np.zeros_like(t["tokens"]), t["key_sealed"], t["value_sealed"], pages, table, windows
-    )
+    cache._state = type(state)(t["tokens"], np.zeros_like(t["tokens"]), t["key_sealed"], t["value_sealed"], pages, table, windows)
     return cache
 
 
@@ -132,7 +130,7 @@ def read(path: str | Path, expected: CacheSpec | None) -> tuple[Snapshot, CacheS
     try:
         with safe_open(path, framework="np") as file:
             header = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise SaveFileError(f"{path} is not a readable safetensors file: {error}; save the cache again") from None
     if header.get("kivi_save") != FORMAT:

@@ -88,7 +88,12 @@ def test_any_chunking_seals_the_same(order):
     q, k, v = rows(whole, 1000)
     whole.attend(q, k, v)
     rng = np.random.default_rng(3)
-    cuts = [range(0, 1001), [0, 7, 40, 1000], sorted({0, 1000, *rng.integers(1, 1000, 40).tolist()}), sorted({0, 1000, *rng.integers(1, 1000, 9).tolist()})]
+    cuts = [
+        range(1001),
+        [0, 7, 40, 1000],
+        sorted({0, 1000, *rng.integers(1, 1000, 40).tolist()}),
+        sorted({0, 1000, *rng.integers(1, 1000, 9).tolist()}),
+    ]
     for cut in cuts:
         cache = make(spec, dtype="float16", head_dim=16)
         for a, b in zip(cut, list(cut)[1:], strict=False):

@@ -35,12 +35,20 @@ class Histories(RuleBasedStateMachine):
                 "order": order,
                 "numerics": numerics,
                 "packing.layout": layout,
-                **{"key.bits": bits[0], "key.group": 2, "key.residual": residuals[0], "key.metadata": metadata},
-                **{"value.bits": bits[1], "value.group": 4, "value.residual": residuals[1], "value.metadata": metadata},
+                "key.bits": bits[0],
+                "key.group": 2,
+                "key.residual": residuals[0],
+                "key.metadata": metadata,
+                "value.bits": bits[1],
+                "value.group": 4,
+                "value.residual": residuals[1],
+                "value.metadata": metadata,
             }
         )
         self.dtype = dtype
-        self.cache = kivi.KVCache(self.spec, batch=batch, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, value_head_dim=VALUE_DIM, dtype=dtype)
+        self.cache = kivi.KVCache(
+            self.spec, batch=batch, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, value_head_dim=VALUE_DIM, dtype=dtype
+        )
         self.naive = model.NaiveCache(self.spec, batch)
         self.aside: list = []
         self.random = np.random.default_rng(len(layout) + sum(bits) + batch)

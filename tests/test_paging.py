@@ -53,7 +53,9 @@ def test_closed_pages_never_change():
     for t in range(60):
         step(cache, 1 + t % 3, t)
         for page, _, end in cache._state.rows(0):
-            digest = hashlib.sha256(np.ascontiguousarray(cache.pool.raw[cache.pool.where(page)[0]][cache.pool.where(page)[1]]).tobytes()).digest()
+            digest = hashlib.sha256(
+                np.ascontiguousarray(cache.pool.raw[cache.pool.where(page)[0]][cache.pool.where(page)[1]]).tobytes()
+            ).digest()
             if end <= cache.lengths(0).value_sealed:
                 assert closed.setdefault(page, digest) == digest
     assert len(closed) > 20

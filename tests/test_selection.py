@@ -55,7 +55,9 @@ def test_select_says_why(extra):
 
 
 def test_no_backend_lists_all_reasons(extra):
-    extra(narrow=("head_dim_multiple", "head_dim_multiple") if "head_dim_multiple" in MANIFEST else ("bits = [1, 2, 3, 4, 8]", "bits = [4]"))
+    extra(
+        narrow=("head_dim_multiple", "head_dim_multiple") if "head_dim_multiple" in MANIFEST else ("bits = [1, 2, 3, 4, 8]", "bits = [4]")
+    )
     with pytest.raises(UnsupportedError) as caught:
         kivi.select("kivi-2bit", head_dim=4096)
     assert "reference" in str(caught.value)
@@ -94,11 +96,11 @@ def test_a_probe_that_breaks_is_a_reason(monkeypatch):
         raise OSError("libnothing.so.1: cannot open shared object file")
 
     monkeypatch.setattr(driver, "probe", broken)
-    [info] = kivi.backends()
+    [info] = [i for i in kivi.backends() if i.name == "reference"]
     assert not info.available
     assert "libnothing" in info.reason
     with pytest.raises(UnsupportedError, match="libnothing"):
-        kivi.select("kivi-2bit")
+        kivi.select("kivi-2bit", device="cpu")
 
 
 def test_a_driver_that_cannot_be_imported(monkeypatch):
@@ -106,7 +108,7 @@ def test_a_driver_that_cannot_be_imported(monkeypatch):
     monkeypatch.setattr(plugins, "found", lambda: found)
     with pytest.raises(BackendUnavailableError, match="cannot be loaded: ModuleNotFoundError"):
         plugins.driver("reference")
-    assert "ModuleNotFoundError" in kivi.backends()[0].reason
+    assert all("ModuleNotFoundError" in info.reason for info in kivi.backends())
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def sealed_rows(reading: Reading, b: int, which: Which, sealed: int) -> np.ndarr
     used = [(int(page), min(int(end), sealed) - int(first)) for (page, first), end in zip(table, ends) if first < sealed]
     if not used:
         return np.zeros((form.kv_heads, 0, shape.channels))
-    words, scale, origin = (np.stack([reading.pool.view(page, f"{which}.{part}") for page, _ in used]) for part in ("words", "scale", "origin"))
+    words, scale, origin = (
+        np.stack([reading.pool.view(page, f"{which}.{part}") for page, _ in used]) for part in ("words", "scale", "origin")
+    )
     rows = exact(shape.unpack(words), scale, origin, which, group)
     return np.concatenate([rows[i, :, :length] for i, (_, length) in enumerate(used)], axis=1)

@@ -73,7 +73,8 @@ class ReferenceBackend(Backend):
         try:
             codes, scale, origin, _ = quantize.quantize(x, rule)
         except quantize.Overflow as error:
-            raise overflow_error(f"{which} tensor", which, *error.args, spec, metadata) from None
+            low, high = error.args
+            raise overflow_error(f"{which} tensor", which, low, high, spec, metadata) from None
         return layouts.pack(codes, layout, which, rule.bits, spec.key.residual), scale, origin
 
     def codes(self, qt: QuantizedTensor) -> Any:
@@ -110,7 +111,8 @@ class ReferenceBackend(Backend):
             codes, scale, origin, clamped = quantize.quantize(rows, quantize.rule_of(form.spec, seal.which, metadata))
         except quantize.Overflow as error:
             where = f"request {seal.request}, tokens {seal.first} to {seal.first + seal.count - 1}"
-            raise overflow_error(where, seal.which, *error.args, form.spec, metadata) from None
+            low, high = error.args
+            raise overflow_error(where, seal.which, low, high, form.spec, metadata) from None
         words, scales, origins = (pool.view(seal.page, f"{seal.which}.{part}") for part in ("words", "scale", "origin"))
         # Rows are rewritten in whole steps of the token star: the least that shares no word with other tokens.
         grain, per_grain, axis = arrangement.token_step, arrangement.words_per_step, arrangement.token_axis

@@ -110,4 +110,3 @@ def _fit(scale: np.ndarray, origin: np.ndarray, rule: Rule, x: np.ndarray) -> tu
         raise Overflow(float(group.min()), float(group.max()))
     clamped = int(over_scale.sum() + over_origin.sum())
     return np.minimum(scale, scale_top), np.clip(origin, -top, top).astype(origin.dtype), clamped
-

@@ -24,8 +24,13 @@ from kivi.quantized import QuantizedTensor
 from kivi.spec import CacheSpec
 
 TORCH = {
-    **{"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32},
-    **{"uint8": torch.uint8, "uint16": torch.uint16, "uint32": torch.uint32, "int32": torch.int32},
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "int32": torch.int32,
 }
 #: How a tensor reads in a kernel: the dialect has signless integers, and bfloat16 is 16 bits.
 SIGNLESS = {torch.bfloat16: torch.int16, torch.uint8: torch.int8, torch.uint16: torch.int16, torch.uint32: torch.int32}
@@ -61,7 +66,9 @@ class TritonBackend(Backend):
     def adopt(self, x: Any, what: str) -> torch.Tensor:
         if kind(x, what) == "numpy":
             if not self.device.startswith("cpu"):
-                raise DeviceError(f"{what} is a NumPy array on the cpu, but backend 'triton' runs on {self.device}; pass a torch tensor there")
+                raise DeviceError(
+                    f"{what} is a NumPy array on the cpu, but backend 'triton' runs on {self.device}; pass a torch tensor there"
+                )
             if not x.flags.writeable or any(s < 0 for s in x.strides):  # torch has no such views
                 x = x.copy()
             if x.dtype == ml_dtypes.bfloat16:
@@ -70,7 +77,9 @@ class TritonBackend(Backend):
         if kind(x, what) == "cupy":
             x = torch.from_dlpack(x)
         if str(x.device) != self.device:
-            raise DeviceError(f"{what} lives on {x.device}, but backend 'triton' runs on {self.device}; move it, or choose a backend for {x.device}")
+            raise DeviceError(
+                f"{what} lives on {x.device}, but backend 'triton' runs on {self.device}; move it, or choose a backend for {x.device}"
+            )
         return x.detach()
 
     def give(self, a: torch.Tensor, like: Any) -> Any:
@@ -93,7 +102,9 @@ class TritonBackend(Backend):
         return t.to(self.device)
 
     def page_views(self, raw: torch.Tensor, form: PageFormat) -> dict[str, torch.Tensor]:
-        return {name: raw[..., f.offset : f.offset + f.bytes].view(TORCH[f.dtype]).unflatten(-1, f.shape) for name, f in form.fields.items()}
+        return {
+            name: raw[..., f.offset : f.offset + f.bytes].view(TORCH[f.dtype]).unflatten(-1, f.shape) for name, f in form.fields.items()
+        }
 
     def gather(self, a: torch.Tensor, index: list[int]) -> torch.Tensor:
         return a[torch.tensor(index, device=a.device)]
@@ -145,11 +156,19 @@ class TritonBackend(Backend):
         words = self.adopt(qt.words, "words")
         out = self._words(qt.which, qt.spec, layout, qt.shape)
         if qt.tokens:
-            request = Request(f"{qt.which}.repack", qt.spec, qt.packing, qt.dtype, qt.shape[3], (("metadata", self._metadata(qt)), ("target", layout)))
+            request = Request(
+                f"{qt.which}.repack", qt.spec, qt.packing, qt.dtype, qt.shape[3], (("metadata", self._metadata(qt)), ("target", layout))
+            )
             loaded = self.library.get(request)
             values = {"batch": qt.shape[0], "heads": qt.shape[1], "tokens": qt.tokens}
             shape = arrangement(layout, qt.which, qt.bits, qt.spec.key.residual, qt.shape[3])
-            arguments = {"tokens": qt.tokens, **_extent("words", words), "out": out, "out_row": out.shape[3], "out_total": out.shape[2] * out.shape[3]}
+            arguments = {
+                "tokens": qt.tokens,
+                **_extent("words", words),
+                "out": out,
+                "out_row": out.shape[3],
+                "out_total": out.shape[2] * out.shape[3],
+            }
             self._launch(loaded, loaded.generated.programs({**values, "units": _units(shape)}), arguments)
         return self.give(out, qt.words)
 
@@ -157,7 +176,9 @@ class TritonBackend(Backend):
         words, scale, origin = (self.adopt(a, "tensor") for a in (qt.words, qt.scale, qt.origin))
         out = self.zeros(qt.shape, dtype)
         if qt.tokens:
-            request = Request(f"{qt.which}.decode", qt.spec, qt.packing, qt.dtype, qt.shape[3], (("metadata", self._metadata(qt)), ("out", dtype)))
+            request = Request(
+                f"{qt.which}.decode", qt.spec, qt.packing, qt.dtype, qt.shape[3], (("metadata", self._metadata(qt)), ("out", dtype))
+            )
             loaded = self.library.get(request)
             values = {"batch": qt.shape[0], "heads": qt.shape[1], "tokens": qt.tokens, "channels": qt.shape[3]}
             arguments = {**_extent("words", words), "scale": scale, "origin": origin, "out": out, "tokens": qt.tokens}
@@ -265,7 +286,9 @@ class TritonBackend(Backend):
             "splits": splits,
             "rows": rows,
             "outputs": outputs,
-            **{"top": top, "total": total, "part": part},
+            "top": top,
+            "total": total,
+            "part": part,
         }
         values = {"batch": batch, "heads": form.kv_heads, "shares": count, "rows": rows}
         for zone, chosen in schedules(self.mode, form, q_heads, rows).items():
@@ -275,7 +298,16 @@ class TritonBackend(Backend):
                 self._launch(loaded, loaded.generated.programs(values), arguments, chosen.warps)
         out = torch.empty((batch, q_heads, rows, dim), dtype=q.dtype, device=self.device)
         loaded = self.library.get(Request("cache.merge", _NO_SPEC, _NO_LAYOUT, dtype, dim, (("q_heads", q_heads),)))
-        arguments = {"top": top, "total": total, "part": part, "counts": counts, "out": out, "splits": splits, "rows_of_head": rows, "outputs": outputs}
+        arguments = {
+            "top": top,
+            "total": total,
+            "part": part,
+            "counts": counts,
+            "out": out,
+            "splits": splits,
+            "rows_of_head": rows,
+            "outputs": outputs,
+        }
         self._launch(loaded, loaded.generated.programs({"outputs": outputs}), arguments)
         return out
 

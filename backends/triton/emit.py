@@ -17,8 +17,15 @@ from kivi.ir.tile import element_of, shape_of
 from kivi.ir.xdsl import Attribute, ModuleOp, Operation, SSAValue, arith, func, math, scf
 
 TYPES = {
-    **{"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"},
-    **{"i1": "int1", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64"},
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i1": "int1",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
 }
 
 PRELUDE = """\

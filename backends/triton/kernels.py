@@ -59,7 +59,11 @@ def generate(request: Request) -> Generated:
     clean(kernel.module, Tile)
     text = str(kernel.module)
     return Generated(
-        kernel.name, emit.emit(kernel.module), emit.signature(kernel.module, kernel.name), kernel.grid, hashlib.sha256(text.encode()).hexdigest()
+        kernel.name,
+        emit.emit(kernel.module),
+        emit.signature(kernel.module, kernel.name),
+        kernel.grid,
+        hashlib.sha256(text.encode()).hexdigest(),
     )
 
 

@@ -52,7 +52,9 @@ def compile_kernel(generated: Generated, source: Path, target: str, warps: int =
     try:
         out = triton.compile(text, target=where, options={"enable_fp_fusion": False, "num_warps": warps})
     except Exception as error:
-        raise BackendError(f"Triton could not compile kernel {generated.name!r} for {target}: {type(error).__name__}: {error}; its source is {source}") from error
+        raise BackendError(
+            f"Triton could not compile kernel {generated.name!r} for {target}: {type(error).__name__}: {error}; its source is {source}"
+        ) from error
     asm = dict(out.asm)
     registers, spilled = _nvidia(asm["cubin"]) if "cubin" in asm else _amd(asm["amdgcn"])
     return Compiled(generated.name, target, asm, registers, spilled)

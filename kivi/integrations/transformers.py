@@ -12,7 +12,9 @@ what makes a quantized cache slow and large. It returns the new tokens and the l
 attention function `kivi`, which appends and attends in one call (`kivi.KVCache.attend`). So cache and attention belong
 together, and a model that runs another attention is told so.
 
-One `KiviCache` holds one batch. To continue the same sequences, pass it again; for others make a new one or `reset()` it.
+One `KiviCache` holds one batch. To continue the same sequences, pass it again; for others make a new one or `reset()` it. Stale
+reuse raises where it shows: in the batch size, the padding, the positions, or a prompt not longer than what is stored. A cache
+never sees token ids, and `generate()` cuts the stored length off the prompt; so a longer prompt counts as a continuation.
 """
 
 from __future__ import annotations
@@ -100,8 +102,10 @@ class KiviCache(Cache):
         total: dict[str, Any] = {"measured": 0, "formula": 0, "full_precision": 0, "padding": Counter(), "by_kind": Counter()}
         for cache in self.kv.values():
             report = cache.memory()
-            for key in total:
-                total[key] += Counter(report[key]) if isinstance(report[key], dict) else report[key]
+            for key in ("measured", "formula", "full_precision"):
+                total[key] += report[key]
+            for key in ("padding", "by_kind"):
+                total[key].update(report[key])
         total |= {"padding": dict(total["padding"]), "by_kind": dict(total["by_kind"])}
         return {**total, "full_precision_layers": self._full_precision_bytes()}
 
@@ -172,6 +176,8 @@ class KiviLayer(CacheLayerMixin):
     def attend(self, query: Any, new: NewTokens, mask: Any, scale: float | None, positions: Any) -> Any:
         """Append `new` and attend: query [B, Hq, n, D] -> [B, Hq, n, Dv]. Rows that `mask` hides as padding come back as zeros."""
         batch, _, n, _ = query.shape
+        if new.width != self.width:
+            raise IntegrationError(f"layer {self.index} attends twice to the same new tokens; kivi stores and reads them in one call")
         chunk = self.padding.chunk(mask, positions, batch, self.width, n)
         self._ready(query, new, scale)
         if self.record_past and self._cropped is False:  # a forward pass that no crop followed: drafting is over
@@ -257,10 +263,10 @@ class NewTokens:
     It is not a tensor. A model that uses it as one runs another attention, and any such use raises `IntegrationError`.
     """
 
-    __slots__ = ("key", "layer", "value")
+    __slots__ = ("key", "layer", "value", "width")
 
     def __init__(self, layer: KiviLayer, key: Any, value: Any) -> None:
-        self.layer, self.key, self.value = layer, key, value
+        self.layer, self.key, self.value, self.width = layer, key, value, layer.width
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

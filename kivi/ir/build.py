@@ -39,8 +39,14 @@ from kivi.ir.xdsl import (
 )
 
 TYPES: dict[str, Attribute] = {
-    **{"float16": f16, "bfloat16": bf16, "float32": f32},
-    **{"uint8": i8, "uint16": i16, "uint32": i32, "int32": i32, "int64": i64},
+    "float16": f16,
+    "bfloat16": bf16,
+    "float32": f32,
+    "uint8": i8,
+    "uint16": i16,
+    "uint32": i32,
+    "int32": i32,
+    "int64": i64,
 }
 
 
@@ -294,7 +300,11 @@ def _index(value: int) -> IntegerAttr:
 def _constant(value: Any, element: Attribute) -> Tile:
     if isinstance(value, Tile):
         return value
-    attribute = IntegerAttr(int(value), element) if isinstance(element, IntegerType) else FloatAttr(float(value), element)
+    attribute: Attribute
+    if isinstance(element, IntegerType):
+        attribute = IntegerAttr(int(value), element)
+    else:
+        attribute = FloatAttr(float(value), element)  # type: ignore[call-overload]  # any float type
     return Tile(arith.ConstantOp(attribute, element).result)
 
 

@@ -363,7 +363,8 @@ class StoreOp(IRDLOperation):
     mask = opt_operand_def()
     traits = traits_def(MemoryWriteEffect())
     assembly_format = (
-        "$value `,` $pointer `[` $offset `]` (`mask` $mask^ `:` type($mask))? attr-dict `:` type($value) `,` type($pointer) `,` type($offset)"
+        "$value `,` $pointer `[` $offset `]` (`mask` $mask^ `:` type($mask))? attr-dict "
+        "`:` type($value) `,` type($pointer) `,` type($offset)"
     )
 
     def verify_(self) -> None:
@@ -372,7 +373,9 @@ class StoreOp(IRDLOperation):
 
 def _verify_access(op: LoadOp | StoreOp, kind: Attribute) -> None:
     shape = shape_of(kind)
-    _expect(op.pointer.type.element == element_of(kind), f"the pointer is to {op.pointer.type.element}, the elements are {element_of(kind)}")
+    pointer = op.pointer.type
+    assert isinstance(pointer, PtrType)
+    _expect(pointer.element == element_of(kind), f"the pointer is to {pointer.element}, the elements are {element_of(kind)}")
     _expect(op.offset.type in (tile_of(shape, i32), tile_of(shape, i64)), f"offsets must be i32 or i64 of shape {shape}")
     _expect(op.mask is None or op.mask.type == tile_of(shape, i1), f"the mask must be i1 of shape {shape}")
 

@@ -6,7 +6,7 @@ request. One program owns one (job, head) and one block of groups or words.
 
 from __future__ import annotations
 
-from kivi.ir.build import Pointer, Tile, indices, kernel, pointer, program_id, where
+from kivi.ir.build import Tile, indices, kernel, pointer, program_id, where
 from kivi.ir.xdsl import i32, i64
 from kivi.passes import numbers
 from kivi.passes.address import code_of, units
@@ -69,7 +69,11 @@ def seal_metadata_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
 
     arguments = {"jobs": pointer(i64), **Pages.arguments(form), **Rows.arguments("x", dtype), "flag": pointer(i32), "blocks": i32}
     name = f"{which}_seal_metadata"
-    grid = [[("jobs", 1), ("heads", 1)], [("count", rows * (n.group if which == "key" else 1))], [("channels", lanes)] if which == "key" else []]
+    grid = [
+        [("jobs", 1), ("heads", 1)],
+        [("count", rows * (n.group if which == "key" else 1))],
+        [("channels", lanes)] if which == "key" else [],
+    ]
     return Kernel(name, kernel(name, arguments, body), grid, list(arguments))
 
 

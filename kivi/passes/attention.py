@@ -2,8 +2,9 @@
 
 Two kernels, so that the long one keeps its registers for one kind of work: `history` walks a share of the pages whose keys and values are
 all sealed, `tail` walks the pages that still wait for values and the floating rows, as one more split. A program owns one (request, KV
-head), one block of query rows of the heads that share it, and one split. Codes are unpacked once for all query heads. Scales are folded: within a group of tokens a key's scale multiplies the query instead of
-the key, `q . (s c + m) = (q s) . c + q . m`, and a value's scale multiplies the weight, so no element is dequantized.
+head), one block of query rows of the heads that share it, and one split. Codes are unpacked once for all query heads. Scales are folded:
+within a group of tokens a key's scale multiplies the query instead of the key, `q . (s c + m) = (q s) . c + q . m`, and a value's scale
+multiplies the weight, so no element is dequantized.
 
 Scores are kept in units of log 2. The running maximum starts at minus infinity and is replaced by 0 while nothing was seen, so an empty
 split yields weight 0 and no NaN.
@@ -206,7 +207,9 @@ class Attend:
         def body(i: Tile, *state: Tile) -> list[Tile]:
             record, start, row, token, mask = self.page(i // tiles, i % tiles)
             scores = self.sealed_scores(record, row, start, mask)
-            return self.step(list(state), scores, token.reshape(1, self.tile), mask.reshape(1, self.tile), self.sealed_values(record, row, mask))
+            return self.step(
+                list(state), scores, token.reshape(1, self.tile), mask.reshape(1, self.tile), self.sealed_values(record, row, mask)
+            )
 
         return loop(low * tiles, high * tiles, state, body)
 
@@ -237,7 +240,9 @@ class Attend:
             token = start + indices(self.tile, 0, 2)
             mask = token < high
             scores = self.floating_scores(token, mask)
-            return self.step(list(state), scores, token.reshape(1, self.tile), mask.reshape(1, self.tile), self.floating_values(token, mask))
+            return self.step(
+                list(state), scores, token.reshape(1, self.tile), mask.reshape(1, self.tile), self.floating_values(token, mask)
+            )
 
         return loop(low, high, state, body, step=self.tile)
 
@@ -302,7 +307,9 @@ def merge_kernel(q_heads: int, dim: int, dtype: str) -> Kernel:
     width = power(dim)
     rows = max(1, min(16, 4096 // width))
 
-    def body(top: Pointer, total: Pointer, part: Pointer, counts: Pointer, out: Pointer, splits: Tile, rows_of_head: Tile, outputs: Tile) -> None:
+    def body(
+        top: Pointer, total: Pointer, part: Pointer, counts: Pointer, out: Pointer, splits: Tile, rows_of_head: Tile, outputs: Tile
+    ) -> None:
         row = program_id(0) * rows + indices(rows, 0, 2)
         channel = indices(width, 1, 2)
         mask = row.to(i64) < outputs

@@ -96,5 +96,14 @@ class Rows:
         window_base = (request * heads + head).to(i64) * (capacity * channels).to(i64)
         chunk_base = request.to(i64) * given[f"{name}_batch"] + head.to(i64) * given[f"{name}_head"]
         return cls(
-            dtype, given[f"{name}_window"], window_base, capacity, channels, given[name], chunk_base, given[f"{name}_token"], given[f"{name}_channel"], stored
+            dtype,
+            given[f"{name}_window"],
+            window_base,
+            capacity,
+            channels,
+            given[name],
+            chunk_base,
+            given[f"{name}_token"],
+            given[f"{name}_channel"],
+            stored,
         )

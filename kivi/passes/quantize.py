@@ -118,9 +118,7 @@ def _word(arrangement: Arrangement, codes: Tile, slot: Tile, part: int) -> Tile:
     return where(mine, (codes & 3) << ((slot % half) * 2), 0).reduce("add", 1)
 
 
-def store_words(
-    target: Pointer, offsets: list[Tile], words: list[Tile], keep: list[Tile], mask: Tile, partial: bool
-) -> None:
+def store_words(target: Pointer, offsets: list[Tile], words: list[Tile], keep: list[Tile], mask: Tile, partial: bool) -> None:
     """Write words [W, 1]; with `partial`, bits of other rows keep their value."""
     for offset, word, kept in zip(offsets, words, keep, strict=True):
         if partial:

@@ -58,7 +58,19 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
     rows = max(1, ELEMENTS // (width * lanes))
     rows = min(rows, 32 if which == "value" else 8)
 
-    def body(x: Pointer, scale: Pointer, origin: Pointer, flag: Pointer, tokens: Tile, heads: Tile, x_batch: Tile, x_head: Tile, x_token: Tile, x_channel: Tile, blocks: Tile) -> None:
+    def body(
+        x: Pointer,
+        scale: Pointer,
+        origin: Pointer,
+        flag: Pointer,
+        tokens: Tile,
+        heads: Tile,
+        x_batch: Tile,
+        x_head: Tile,
+        x_token: Tile,
+        x_channel: Tile,
+        blocks: Tile,
+    ) -> None:
         base = element_offset(heads, x_batch, x_head)
         extent = Extent(tokens * 0, tokens, channels)
 
@@ -102,7 +114,20 @@ def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
     """Words of x, given its scales and origins."""
     block = max(1, min(power(units(arrangement)), ELEMENTS // 2 // arrangement.unit))
 
-    def body(x: Pointer, scale: Pointer, origin: Pointer, words: Pointer, tokens: Tile, heads: Tile, x_batch: Tile, x_head: Tile, x_token: Tile, x_channel: Tile, row: Tile, total: Tile) -> None:
+    def body(
+        x: Pointer,
+        scale: Pointer,
+        origin: Pointer,
+        words: Pointer,
+        tokens: Tile,
+        heads: Tile,
+        x_batch: Tile,
+        x_head: Tile,
+        x_token: Tile,
+        x_channel: Tile,
+        row: Tile,
+        total: Tile,
+    ) -> None:
         base = element_offset(heads, x_batch, x_head)
         first = program_id(1) * arrangement.tokens
         extent = Extent(first * 0, (tokens - first).minimum(arrangement.tokens), arrangement.channels)

@@ -34,7 +34,15 @@ def attend(cache, q, k, v, schedule: attention.Schedule, shares: int = 1) -> Lau
     outputs, splits = batch * heads * rows, shares + 1
     table, numbers = tables(reading, base)
     arrays = {f"slab{i}": raw for i, raw in enumerate(slabs)}
-    arrays |= {"q": q, "k": k, "v": v, "k_window": reading.windows.key, "v_window": reading.windows.value, "table": table, "counts": numbers}
+    arrays |= {
+        "q": q,
+        "k": k,
+        "v": v,
+        "k_window": reading.windows.key,
+        "v_window": reading.windows.value,
+        "table": table,
+        "counts": numbers,
+    }
     arrays |= {name: np.full((splits, outputs), np.nan, np.float32) for name in ("top", "total")}
     arrays |= {"part": np.full((splits, outputs, dim), np.nan, np.float32), "out": np.zeros((batch, heads, rows, dim), q.dtype)}
     arrays = {name: signless(a) for name, a in arrays.items()}

@@ -34,7 +34,11 @@ def launch(kernel, values, arguments):
 
 
 def spec_of(bits, layout, numerics="portable", group=8, residual=16):
-    sides = {f"{side}.{name}": value for side in ("key", "value") for name, value in (("bits", bits), ("group", group), ("residual", residual), ("metadata", "input"))}
+    sides = {
+        f"{side}.{name}": value
+        for side in ("key", "value")
+        for name, value in (("bits", bits), ("group", group), ("residual", residual), ("metadata", "input"))
+    }
     return kivi.CacheSpec(name="kernels").override({**sides, "numerics": numerics}).override({"packing.layout": layout})
 
 
@@ -94,7 +98,9 @@ def test_any_numerics(which, numerics, dtype):
 @pytest.mark.parametrize("which", ["key", "value"])
 @pytest.mark.parametrize(("bits", "group", "residual"), [(3, 16, 32), (1, 64, 64), (2, 12, 24), (4, 2, 6)])
 def test_any_group(which, bits, group, residual):
-    check_tensor(spec_of(bits, "hp16", group=group, residual=residual), which, "float16", (1, 1, 2 * group + (0 if which == "key" else 5), 40))
+    check_tensor(
+        spec_of(bits, "hp16", group=group, residual=residual), which, "float16", (1, 1, 2 * group + (0 if which == "key" else 5), 40)
+    )
 
 
 @pytest.mark.parametrize("which", ["key", "value"])

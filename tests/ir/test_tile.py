@@ -40,10 +40,22 @@ INVALID = {
     "grid axis": ("%a = tile.program_id 3", "axes 0, 1 and 2"),
     "range of floats": ("%a = tile.range : tensor<4xf32>", "tensor<Nxi32>"),
     "splat that converts": ("%a = tile.splat %n : i32 -> tensor<4xf32>", "keeps the element type"),
-    "expand to a wrong shape": ("%a = tile.range : tensor<4xi32>\n%b = tile.expand %a, 0 : tensor<4xi32> -> tensor<4x1xi32>", "expected shape"),
-    "expand beyond the rank": ("%a = tile.range : tensor<4xi32>\n%b = tile.expand %a, 2 : tensor<4xi32> -> tensor<4x1xi32>", "outside 0..1"),
-    "broadcast of 4 to 8": ("%a = tile.range : tensor<4xi32>\n%b = tile.broadcast %a : tensor<4xi32> -> tensor<8xi32>", "does not broadcast"),
-    "reshape that loses": ("%a = tile.range : tensor<4xi32>\n%b = tile.reshape %a : tensor<4xi32> -> tensor<2xi32>", "4 elements cannot become 2"),
+    "expand to a wrong shape": (
+        "%a = tile.range : tensor<4xi32>\n%b = tile.expand %a, 0 : tensor<4xi32> -> tensor<4x1xi32>",
+        "expected shape",
+    ),
+    "expand beyond the rank": (
+        "%a = tile.range : tensor<4xi32>\n%b = tile.expand %a, 2 : tensor<4xi32> -> tensor<4x1xi32>",
+        "outside 0..1",
+    ),
+    "broadcast of 4 to 8": (
+        "%a = tile.range : tensor<4xi32>\n%b = tile.broadcast %a : tensor<4xi32> -> tensor<8xi32>",
+        "does not broadcast",
+    ),
+    "reshape that loses": (
+        "%a = tile.range : tensor<4xi32>\n%b = tile.reshape %a : tensor<4xi32> -> tensor<2xi32>",
+        "4 elements cannot become 2",
+    ),
     "permute with a repetition": (
         "%a = tile.range : tensor<4xi32>\n%b = tile.expand %a, 0 : tensor<4xi32> -> tensor<1x4xi32>\n"
         "%c = tile.permute %b {order = array<i64: 0, 0>} : tensor<1x4xi32> -> tensor<4x1xi32>",
@@ -52,17 +64,29 @@ INVALID = {
     "multiple of a float": ("%x = arith.constant 1.0 : f32\n%a = tile.multiple %x of 4 : f32 -> f32", "i32 or i64 scalar"),
     "cast that reshapes": ("%a = tile.range : tensor<4xi32>\n%b = tile.cast signed %a : tensor<4xi32> -> tensor<8xf32>", "keeps the shape"),
     "float comparison of integers": ("%a = tile.compare olt %n, %n : i32, i32 -> i1", "olt does not compare i32"),
-    "integer comparison of floats": ("%x = arith.constant 1.0 : f32\n%a = tile.compare slt %x, %x : f32, f32 -> i1", "slt does not compare f32"),
+    "integer comparison of floats": (
+        "%x = arith.constant 1.0 : f32\n%a = tile.compare slt %x, %x : f32, f32 -> i1",
+        "slt does not compare f32",
+    ),
     "comparison of two types": ("%x = arith.constant 1.0 : f32\n%a = tile.compare eq %x, %n : f32, i32 -> i1", "one type"),
     "select with a wrong condition": ("%a = tile.select %n, %n, %n : i32, i32, i32 -> i32", "the condition"),
     "load of another type": ("%a = tile.load %p[%n] : !tile.ptr<f32>, i32 -> i32", "the pointer is to f32"),
-    "load of another shape": ("%r = tile.range : tensor<4xi32>\n%a = tile.load %p[%r] : !tile.ptr<f32>, tensor<4xi32> -> tensor<8xf32>", "offsets"),
+    "load of another shape": (
+        "%r = tile.range : tensor<4xi32>\n%a = tile.load %p[%r] : !tile.ptr<f32>, tensor<4xi32> -> tensor<8xf32>",
+        "offsets",
+    ),
     "store with a wrong mask": (
         "%x = arith.constant 1.0 : f32\ntile.store %x, %p[%n] mask %n : i32 : f32, !tile.ptr<f32>, i32",
         "the mask must be i1",
     ),
-    "reduction along no axis": ("%r = tile.range : tensor<4xi32>\n%a = tile.reduce add %r, 1 : tensor<4xi32> -> tensor<1xi32>", "outside 0..0"),
-    "reduction that drops the axis": ("%r = tile.range : tensor<4xi32>\n%a = tile.reduce add %r, 0 : tensor<4xi32> -> tensor<4xi32>", "expected shape"),
+    "reduction along no axis": (
+        "%r = tile.range : tensor<4xi32>\n%a = tile.reduce add %r, 1 : tensor<4xi32> -> tensor<1xi32>",
+        "outside 0..0",
+    ),
+    "reduction that drops the axis": (
+        "%r = tile.range : tensor<4xi32>\n%a = tile.reduce add %r, 0 : tensor<4xi32> -> tensor<4xi32>",
+        "expected shape",
+    ),
     "scan along no axis": ("%r = tile.range : tensor<4xi32>\n%a = tile.scan add %r, 1 : tensor<4xi32> -> tensor<4xi32>", "no axis 1"),
     "dot of shapes that do not fit": (
         "%x = arith.constant 1.0 : f32\n%a = tile.splat %x : f32 -> tensor<4x8xf32>\n"

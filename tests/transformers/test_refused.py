@@ -174,6 +174,32 @@ def test_an_option_of_the_attention_call(model, option):
     assert empty(cache)
 
 
+def test_attending_twice_to_the_same_tokens(model):
+    cache = KiviCache(SPEC, model.config)
+    q, k = torch.ones(1, 4, 3, 16), torch.ones(1, 2, 3, 16)
+    handles = cache.update(k, k, 0)
+    attention = model.model.layers[0].self_attn
+    assert torch.equal(kivi_attention(attention, q, *handles, None)[0], torch.ones(1, 3, 4, 16))
+    with pytest.raises(IntegrationError, match="layer 0 attends twice to the same new tokens"):
+        kivi_attention(attention, q, *handles, None)
+    assert cache.kv[0].lengths(0).tokens == 3
+
+
+USES = {
+    "arithmetic": lambda new: torch.ones(1) @ new,
+    "a torch function": lambda new: torch.cat([new, new]),
+    "a method": lambda new: new.transpose(1, 2),
+    "an index": lambda new: new[:, :, -1],
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_new_tokens_are_not_a_tensor(model, use):
+    key, _ = KiviCache(SPEC, model.config).update(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), 0)
+    with pytest.raises(IntegrationError, match="keys and values of layer 0 as if they were tensors"):
+        USES[use](key)
+
+
 @pytest.mark.parametrize("option", ["softcap", "s_aux"])
 def test_what_sdpa_would_ignore_is_refused_for_plain_tensors_too(model, option):
     value, message = OPTIONS[option]

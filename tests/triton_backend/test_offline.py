@@ -25,7 +25,9 @@ def requests(bits=2, q_heads=8, kv_heads=2, head_dim=128, dtype="float16") -> di
     out = {}
     for which in ("key", "value"):
         metadata = (("metadata", "float16"),)
-        out |= {f"{which}.{entry}": Request(f"{which}.{entry}", spec, layout, dtype, head_dim, metadata) for entry in ("metadata", "encode")}
+        out |= {
+            f"{which}.{entry}": Request(f"{which}.{entry}", spec, layout, dtype, head_dim, metadata) for entry in ("metadata", "encode")
+        }
         out[f"{which}.decode"] = Request(f"{which}.decode", spec, layout, dtype, head_dim, (*metadata, ("out", "float32")))
         target = ("target", named_layout("official_int32"))
         out[f"{which}.repack"] = Request(f"{which}.repack", spec, layout, dtype, head_dim, (*metadata, target))

@@ -20,8 +20,15 @@ from kivi.ir.tile import element_of, shape_of
 from kivi.ir.xdsl import Attribute, ModuleOp, Operation, SSAValue, arith, func, math, scf
 
 DTYPES = {
-    **{"f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16},
-    **{"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64},
+    "f16": np.float16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "bf16": ml_dtypes.bfloat16,
+    "i1": np.bool_,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
 }
 
 
