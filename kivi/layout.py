@@ -19,6 +19,7 @@ digits below it. Pages are joined along the token star.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import dataclass
@@ -79,44 +80,42 @@ class Arrangement:
     def word_bits(self) -> int:
         return int(self.word[-2:].lstrip("t"))
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Codes a unit holds."""
         return codes_per_unit(self.bits, self.word_bits)
 
-    def _axis(self, axis: str) -> list[Digit]:
-        """The digits of one axis, most significant first."""
-        return sorted((d for d in self.slots + self.places if d.axis == axis), key=lambda d: -d.weight)
+    @cached_property
+    def _spread(self) -> list[Digit]:
+        """The digits of the token and then of the channel, most significant first: the shape of codes with an axis a digit."""
+        return [d for axis in "tc" for d in sorted((d for d in self.slots + self.places if d.axis == axis), key=lambda d: -d.weight)]
 
-    def _padded(self, axis: str) -> int:
-        return int(np.prod([d.extent for d in self._axis(axis)], dtype=np.int64))
-
-    @property
+    @cached_property
     def padded_tokens(self) -> int:
-        return self._padded("t")
+        return math.prod(d.extent for d in self._spread if d.axis == "t")
 
-    @property
+    @cached_property
     def padded_channels(self) -> int:
-        return self._padded("c")
+        return math.prod(d.extent for d in self._spread if d.axis == "c")
 
     @cached_property
     def shape(self) -> tuple[int, int]:
         """Shape of a page's words: (major, minor)."""
         minor = next(i for i, d in enumerate(self.places) if d.star) + 1
         sizes = [d.extent for d in self.places]
-        return int(np.prod(sizes[minor:], dtype=np.int64)), int(np.prod(sizes[:minor], dtype=np.int64))
+        return math.prod(sizes[minor:]), math.prod(sizes[:minor])
 
     @property
     def token_axis(self) -> int:
         """The axis of `shape` along which pages are joined: 0 if the token star is the major one, else 1."""
         return 0 if self.places[-1].axis == "t" else 1
 
-    @property
+    @cached_property
     def token_step(self) -> int:
         """Tokens that one step of the token star covers: the granularity at which rows can be rewritten."""
         return next(d.weight for d in self.places if d.star and d.axis == "t")
 
-    @property
+    @cached_property
     def words_per_step(self) -> int:
         """Words along `token_axis` that one step of the token star takes."""
         star = next(d for d in self.places if d.star and d.axis == "t")
@@ -128,7 +127,7 @@ class Arrangement:
         """Words [..., major, minor] of codes [..., tokens, channels] (uint8). Padding lanes hold code 0."""
         lead = codes.shape[:-2]
         pad = [(0, 0)] * len(lead) + [(0, self.padded_tokens - codes.shape[-2]), (0, self.padded_channels - codes.shape[-1])]
-        spread = np.pad(codes, pad).reshape(*lead, *(d.extent for d in self._axis("t") + self._axis("c")))
+        spread = np.pad(codes, pad).reshape(*lead, *(d.extent for d in self._spread))
         units = np.transpose(spread, self._order(len(lead)))
         units = units.reshape(*units.shape[: len(lead) + self._unit_places], self.unit)
         words = self._words_of(units.astype(np.uint32)).astype(np.dtype(f"uint{self.word_bits}"))
@@ -156,11 +155,14 @@ class Arrangement:
 
     def _order(self, lead: int) -> list[int]:
         """Axes of the spread codes in memory order, most significant first."""
-        spread = self._axis("t") + self._axis("c")
-        memory = [d for d in reversed(self.places) if d.axis != "w"] + list(reversed(self.slots))
-        return list(range(lead)) + [lead + spread.index(d) for d in memory]
+        return [*range(lead), *(lead + i for i in self._memory_order)]
 
-    @property
+    @cached_property
+    def _memory_order(self) -> list[int]:
+        memory = [d for d in reversed(self.places) if d.axis != "w"] + list(reversed(self.slots))
+        return [self._spread.index(d) for d in memory]
+
+    @cached_property
     def _unit_places(self) -> int:
         return sum(d.axis != "w" for d in self.places)
 

@@ -271,22 +271,22 @@ class NewTokens:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise self._error(f"read .{name} of")
+        raise _not_a_tensor(f"read .{name} of the keys and values of layer {self.layer.index}")
 
     def __getitem__(self, index: Any) -> Any:
-        raise self._error("indexed")
+        raise _not_a_tensor(f"indexed the keys and values of layer {self.layer.index}")
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, cls))
-        raise found._error(f"called torch's {getattr(function, '__name__', function)} on")
+        raise _not_a_tensor(f"called torch's {getattr(function, '__name__', function)} on keys and values")
 
-    def _error(self, act: str) -> IntegrationError:
-        return IntegrationError(
-            f"the model {act} the keys and values of layer {self.layer.index} as if they were tensors, so its attention is not {NAME!r}; "
-            f"call kivi.integrations.transformers.register() and model.set_attn_implementation({NAME!r}) before the forward pass "
-            "(a model with an attention of its own, outside transformers' AttentionInterface, cannot use a KiviCache)"
-        )
+
+def _not_a_tensor(act: str) -> IntegrationError:
+    return IntegrationError(
+        f"the model {act} as if they were tensors, so its attention is not {NAME!r}; "
+        f"call kivi.integrations.transformers.register() and model.set_attn_implementation({NAME!r}) before the forward pass "
+        "(a model with an attention of its own, outside transformers' AttentionInterface, cannot use a KiviCache)"
+    )
 
 
 class _Inference(torch.autograd.Function):
