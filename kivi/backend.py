@@ -280,17 +280,9 @@ class Backend(ABC):
 
     # shared by all backends
 
-    def native_layout(self) -> Layout:
-        return named_layout(self.manifest.capabilities.native_layout)
-
     def layout_for(self, spec: CacheSpec) -> Layout:
         """The layout that this backend uses for `spec`. Raises `UnsupportedError` if it does not have the named one."""
-        named = spec.packing.layout
-        layout = self.native_layout() if named == "auto" else named if isinstance(named, Layout) else named_layout(named)
-        allowed = self.manifest.capabilities.layouts
-        if allowed != "any" and layout.name not in allowed:
-            raise UnsupportedError(f"backend {self.name!r} has no layout {layout.name!r}; it has {', '.join(allowed)}")
-        return layout
+        return layout_for(self.manifest, spec)
 
     def quantize(self, x: Any, spec: CacheSpec, which: Which, layout: str | Layout | None = None) -> QuantizedTensor:
         """Quantize a whole tensor x [B, Hkv, T, D], as one request that never pauses (SPEC 2, 3).
@@ -345,6 +337,15 @@ class Backend(ABC):
         raise NonFiniteError(
             f"{what} holds {value} at {where}; the spec says nonfinite = 'reject': clean the input, or use nonfinite = 'propagate'"
         )
+
+
+def layout_for(manifest: Manifest, spec: CacheSpec) -> Layout:
+    """The layout that a backend uses for `spec`: the named one, or its native one. Raises `UnsupportedError`."""
+    named, can = spec.packing.layout, manifest.capabilities
+    layout = named if isinstance(named, Layout) else named_layout(can.native_layout if named == "auto" else named)
+    if can.layouts != "any" and layout.name not in can.layouts:
+        raise UnsupportedError(f"backend {manifest.name!r} has no layout {layout.name!r}; it has {', '.join(can.layouts)}")
+    return layout
 
 
 def place(index: tuple[int, int, int, int], tokens: np.ndarray | None = None) -> str:

@@ -67,6 +67,20 @@ def driver(name: str) -> ModuleType:
         ) from error
 
 
+def offline(name: str) -> ModuleType:
+    """The module that compiles a backend's kernels without a device: `entries`, `emit`, `STAGES`, `TARGETS`.
+
+    Raises `UnsupportedError` for a backend without one, `BackendUnavailableError` if a package is missing.
+    """
+    package = get(name).package
+    if importlib.util.find_spec(f"{package}.offline") is None:
+        raise UnsupportedError(f"backend {name!r} generates no kernels, so there is nothing to compile")
+    missing = missing_packages(name)
+    if missing:
+        raise BackendUnavailableError(f"backend {name!r} cannot compile here: {'; '.join(missing)}; {install_hint(name)}")
+    return importlib.import_module(f"{package}.offline")
+
+
 def missing_packages(name: str) -> list[str]:
     """What a backend requires and this environment lacks, in words; nothing is imported."""
     out = []

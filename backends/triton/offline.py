@@ -5,6 +5,7 @@ Targets are named as their vendors name them: "sm_80", "sm_90", "sm_100" for NVI
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -13,10 +14,72 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kivi import jit, plugins
+from kivi.backend import layout_for
+from kivi.backends.triton.kernels import Request, generate, load, lower
+from kivi.backends.triton.schedule import schedules
+from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, InputError
+from kivi.geometry import Geometry
+from kivi.ir.tile import Tile
+from kivi.ir.xdsl import clean
 from kivi.jit import Generated
+from kivi.layout import named_layout
+from kivi.pool import PageFormat
+from kivi.spec import CacheSpec
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
+#: What `emit` can show, from the first to the last; the last four need a target.
+STAGES = ("tile", "source", "ptx", "cubin", "amdgcn", "hsaco")
+
+
+def entries(spec: CacheSpec, g: Geometry) -> dict[str, Request]:
+    """Every kernel of a cache of this shape, by entry point, as a GPU would run it."""
+    layout = layout_for(plugins.get("triton").manifest, spec)
+    metadata = [metadata_dtype(spec, which, g.dtype) for which in ("key", "value")]
+    form = PageFormat(spec, layout, g.kv_heads, g.head_dim, g.value_head_dim, *metadata)
+    target = named_layout("official_int32")
+    out = {}
+    for which, channels, stored in (("key", g.head_dim, metadata[0]), ("value", g.value_head_dim, metadata[1])):
+        tensor = (("metadata", stored),)
+        for entry, options in (
+            ("metadata", tensor),
+            ("encode", tensor),
+            ("decode", (*tensor, ("out", "float32"))),
+            ("repack", (*tensor, ("target", target))),
+            ("seal_metadata", (("form", form),)),
+            ("seal_words", (("form", form),)),
+        ):
+            out[f"{which}.{entry}"] = Request(f"{which}.{entry}", spec, layout, g.dtype, channels, options)
+    out["rows.keep_rows"] = Request("rows.keep_rows", spec, layout, g.dtype, g.head_dim, (("heads", g.kv_heads),))
+    for zone, schedule in schedules("device", form, g.q_heads, 1).items():
+        options = (("form", form), ("q_heads", g.q_heads), ("schedule", schedule))
+        out[f"cache.{zone}"] = Request(f"cache.{zone}", spec, layout, g.dtype, g.head_dim, options)
+    out["cache.merge"] = Request("cache.merge", spec, layout, g.dtype, g.value_head_dim, (("q_heads", g.q_heads),))
+    return out
+
+
+def emit(request: Request, stage: str, target: str = "sm_90") -> str | bytes:
+    """What one stage of compilation makes of a kernel. Raises `InputError` for an unknown stage or one that the target does not have."""
+    if stage not in STAGES:
+        raise InputError(f"stage = {stage!r}; known are {', '.join(STAGES)}")
+    if stage == "tile":
+        kernel = lower(request)
+        clean(kernel.module, Tile)
+        return str(kernel.module)
+    generated, source = jit.generated(request.key({"triton": importlib.metadata.version("triton")}), lambda: generate(request))
+    if stage == "source":
+        return generated.source
+    compiled = compile_kernel(generated, source, target, warps=warps_of(request))
+    if stage not in compiled.asm:
+        raise InputError(f"target {target!r} has no stage {stage!r}; it has {', '.join(s for s in STAGES[2:] if s in compiled.asm)}")
+    return compiled.asm[stage]
+
+
+def warps_of(request: Request) -> int:
+    """Warps of a program of this kernel."""
+    schedule = dict(request.options).get("schedule")
+    return schedule.warps if schedule else 4
 
 
 @dataclass(frozen=True)
@@ -42,8 +105,6 @@ def compile_kernel(generated: Generated, source: Path, target: str, warps: int =
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-
-    from kivi.backends.triton.kernels import load
 
     where = GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
     # The caching launcher specializes aligned pointers in the same way; tensors of torch are always aligned.

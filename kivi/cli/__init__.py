@@ -17,7 +17,7 @@ import click
 
 from kivi.errors import KiviError
 
-COMMANDS = ("backends", "spec", "memory", "conform", "demo")
+COMMANDS = ("backends", "spec", "memory", "compile", "conform", "demo")
 
 
 class Commands(click.Group):
@@ -34,6 +34,8 @@ class Commands(click.Group):
                 from kivi.cli.spec import spec as command
             case "memory":
                 from kivi.cli.memory import memory as command
+            case "compile":
+                from kivi.cli.compile import compile_ as command
             case "conform":
                 from kivi.cli.conform import conform as command
             case "demo":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 
 import pytest
@@ -9,36 +10,14 @@ import pytest
 import kivi
 from kivi import jit
 from kivi.backends.triton.kernels import Request, generate
-from kivi.backends.triton.offline import TARGETS, compile_kernel
-from kivi.backends.triton.schedule import schedules
+from kivi.backends.triton.offline import TARGETS, compile_kernel, entries, warps_of
 from kivi.errors import BackendError, InputError
-from kivi.layout import named_layout
-
-BACKEND = kivi.get_backend("triton", mode="interpreter")
+from kivi.geometry import geometry
 
 
-def requests(bits=2, q_heads=8, kv_heads=2, head_dim=128, dtype="float16") -> dict[str, Request]:
-    """Every kernel of a cache of this shape, by entry point."""
+def requests(bits=2) -> dict[str, Request]:
     spec = kivi.load_spec("kivi-2bit").override({"key.bits": bits, "value.bits": bits})
-    cache = kivi.KVCache(spec, batch=1, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, backend=BACKEND)
-    form, layout = cache.pool.format, named_layout("hp16")
-    out = {}
-    for which in ("key", "value"):
-        metadata = (("metadata", "float16"),)
-        out |= {
-            f"{which}.{entry}": Request(f"{which}.{entry}", spec, layout, dtype, head_dim, metadata) for entry in ("metadata", "encode")
-        }
-        out[f"{which}.decode"] = Request(f"{which}.decode", spec, layout, dtype, head_dim, (*metadata, ("out", "float32")))
-        target = ("target", named_layout("official_int32"))
-        out[f"{which}.repack"] = Request(f"{which}.repack", spec, layout, dtype, head_dim, (*metadata, target))
-        for entry in ("seal_metadata", "seal_words"):
-            out[f"{which}.{entry}"] = Request(f"{which}.{entry}", spec, layout, dtype, head_dim, (("form", form),))
-    out["rows.keep_rows"] = Request("rows.keep_rows", spec, layout, dtype, head_dim, (("heads", kv_heads),))
-    out["cache.merge"] = Request("cache.merge", spec, layout, dtype, head_dim, (("q_heads", q_heads),))
-    for zone, schedule in schedules("device", form, q_heads, 1).items():
-        options = (("form", form), ("q_heads", q_heads), ("schedule", schedule))
-        out[f"cache.{zone}"] = Request(f"cache.{zone}", spec, layout, dtype, head_dim, options)
-    return out
+    return entries(spec, geometry(8, 2, 128, None, "float16", None, None, None))
 
 
 REQUESTS = requests()
@@ -46,10 +25,12 @@ REQUESTS = requests()
 EXACT = [name for name in REQUESTS if name.split(".")[0] in ("key", "value")]
 
 
+def generated_of(request):
+    return jit.generated(request.key({"triton": importlib.metadata.version("triton")}), lambda: generate(request))
+
+
 def build(request, target):
-    generated, source = jit.generated(request.key(BACKEND.versions), lambda: generate(request))
-    schedule = dict(request.options).get("schedule")
-    return compile_kernel(generated, source, target, warps=schedule.warps if schedule else 4)
+    return compile_kernel(*generated_of(request), target, warps=warps_of(request))
 
 
 def check(name, compiled):
@@ -87,7 +68,7 @@ def test_packed_words_are_loaded_128_bits_wide(bits):
 
 
 def test_bad_requests():
-    generated, source = jit.generated(REQUESTS["rows.keep_rows"].key(BACKEND.versions), lambda: generate(REQUESTS["rows.keep_rows"]))
+    generated, source = generated_of(REQUESTS["rows.keep_rows"])
     with pytest.raises(InputError, match="sm_35"):
         compile_kernel(generated, source, "sm_35")
     with pytest.raises(BackendError, match=str(source)):

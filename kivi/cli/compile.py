@@ -1,0 +1,68 @@
+"""`kivi compile`: every stage of a kernel, from IR to machine code, without a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kivi.cli.output import json_option, print_json, print_table
+from kivi.errors import InputError
+
+
+@click.command("compile")
+@click.option("--spec", "source", default="kivi-2bit", show_default=True, help="A preset or a TOML file.")
+@click.option("--backend", default="triton", show_default=True)
+@click.option("--entry", help="The kernel; without it, the kernels are listed.")
+@click.option("--emit", "stage", default="source", show_default=True, help="tile, source, ptx, cubin, amdgcn or hsaco.")
+@click.option("--target", default="sm_90", show_default=True, help="sm_80, sm_90, sm_100, gfx942 or gfx950.")
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--value-head-dim", type=int, help="Default: the head dimension.")
+@click.option("--q-heads", default=32, show_default=True)
+@click.option("--kv-heads", default=8, show_default=True)
+@click.option("--dtype", default="float16", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file; needed for cubin and hsaco.")
+@json_option
+def compile_(
+    source: str,
+    backend: str,
+    entry: str | None,
+    stage: str,
+    target: str,
+    head_dim: int,
+    value_head_dim: int | None,
+    q_heads: int,
+    kv_heads: int,
+    dtype: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what becomes of a spec: the `tile` IR of a kernel, its source, and what a GPU's compiler makes of it."""
+    from kivi import plugins
+    from kivi.geometry import geometry
+    from kivi.spec import load_spec
+
+    compiler = plugins.offline(backend)
+    spec = load_spec(source)
+    kernels = compiler.entries(spec, geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, None, None, None))
+    if entry is None:
+        if as_json:
+            print_json(
+                {"backend": backend, "spec": spec.hash, "entries": list(kernels), "stages": compiler.STAGES, "targets": compiler.TARGETS}
+            )
+        else:
+            print_table(("entry",), [(name,) for name in kernels])
+        return
+    if entry not in kernels:
+        raise InputError(f"entry = {entry!r}; the kernels are {', '.join(kernels)}")
+    made = compiler.emit(kernels[entry], stage, target)
+    if out is not None:
+        out.write_bytes(made if isinstance(made, bytes) else made.encode())
+    elif isinstance(made, bytes):
+        raise InputError(f"{stage} is {len(made)} bytes of machine code; name a file with --out")
+    if as_json:
+        print_json(
+            {"entry": entry, "stage": stage, "target": target, "bytes": len(made), "text": None if out or isinstance(made, bytes) else made}
+        )
+    elif out is None:
+        click.echo(made)

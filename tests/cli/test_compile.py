@@ -1,0 +1,49 @@
+"""`kivi compile` shows every stage without a device, and refuses what it cannot show."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from kivi.cli import cli
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, ["compile", *arguments])
+
+
+def test_kernels_are_listed():
+    result = invoke("--json")
+    assert result.exit_code == 0
+    listed = json.loads(result.output)
+    assert {"key.encode", "value.seal_words", "cache.history", "cache.tail", "cache.merge"} <= set(listed["entries"])
+    assert listed["targets"] == ["sm_80", "sm_90", "sm_100", "gfx942", "gfx950"]
+
+
+def test_stages(tmp_path):
+    ir = invoke("--entry", "cache.merge", "--emit", "tile")
+    assert "func.func @merge(" in ir.output
+    assert "tile.load" in ir.output
+    source = invoke("--entry", "cache.merge", "--emit", "source")
+    assert "@triton.jit\ndef merge(" in source.output
+    ptx = invoke("--entry", "cache.merge", "--emit", "ptx", "--target", "sm_80")
+    assert ".target sm_80" in ptx.output
+    done = invoke("--entry", "cache.merge", "--emit", "hsaco", "--target", "gfx942", "--out", str(tmp_path / "merge.hsaco"))
+    assert done.exit_code == 0
+    assert (tmp_path / "merge.hsaco").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_what_cannot_be_shown():
+    for arguments, words in (
+        (("--entry", "nope"), "cache.merge"),
+        (("--entry", "cache.merge", "--emit", "elf"), "tile, source"),
+        (("--entry", "cache.merge", "--emit", "ptx", "--target", "sm_35"), "sm_80"),
+        (("--entry", "cache.merge", "--emit", "hsaco"), "has no stage 'hsaco'"),
+        (("--entry", "cache.merge", "--emit", "cubin"), "--out"),
+        (("--backend", "reference"), "no kernels"),
+        (("--backend", "nope"), "no backend"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert words in result.output + str(result.stderr)
