@@ -33,12 +33,11 @@ def schedules(mode: str, form: PageFormat, q_heads: int, rows: int) -> dict[str,
     queries = 1
     while queries < rows and queries * 2 * (q_heads // form.kv_heads) <= MOST_ROWS:
         queries *= 2
-    named = os.environ.get("KIVI_TRITON_UNPACK")
     # An interpreter pays for each operation, whatever its width.
-    history = named or ("axis" if mode == "interpreter" else "lanes")
+    unpack = os.environ.get("KIVI_TRITON_UNPACK") or ("axis" if mode == "interpreter" else "lanes")
     return {
-        "history": Schedule(tokens=32, queries=queries, unpack=history, warps=2),
-        "tail": Schedule(tokens=32, queries=queries, unpack=named or "axis", warps=8),
+        "history": Schedule(tokens=32, queries=queries, unpack=unpack, warps=2),
+        "tail": Schedule(tokens=16, queries=queries, unpack=unpack, warps=4),
     }
 
 

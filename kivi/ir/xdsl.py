@@ -8,15 +8,18 @@ from xdsl.dialects import arith as arith
 from xdsl.dialects import func as func
 from xdsl.dialects import math as math
 from xdsl.dialects import scf as scf
+from xdsl.dialects.builtin import DYNAMIC_INDEX as DYNAMIC_INDEX
 from xdsl.dialects.builtin import ArrayAttr as ArrayAttr
 from xdsl.dialects.builtin import BFloat16Type as BFloat16Type
 from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.builtin import DenseArrayBase as DenseArrayBase
 from xdsl.dialects.builtin import FloatAttr as FloatAttr
 from xdsl.dialects.builtin import FunctionType as FunctionType
+from xdsl.dialects.builtin import IntAttr as IntAttr
 from xdsl.dialects.builtin import IntegerAttr as IntegerAttr
 from xdsl.dialects.builtin import IntegerType as IntegerType
 from xdsl.dialects.builtin import ModuleOp as ModuleOp
+from xdsl.dialects.builtin import Signedness as Signedness
 from xdsl.dialects.builtin import StringAttr as StringAttr
 from xdsl.dialects.builtin import TensorType as TensorType
 from xdsl.dialects.builtin import UnitAttr as UnitAttr
@@ -43,6 +46,8 @@ from xdsl.ir import TypeAttribute as TypeAttribute
 from xdsl.irdl import AttrSizedOperandSegments as AttrSizedOperandSegments
 from xdsl.irdl import IRDLOperation as IRDLOperation
 from xdsl.irdl import ParsePropInAttrDict as ParsePropInAttrDict
+from xdsl.irdl import VarConstraint as VarConstraint
+from xdsl.irdl import base as base
 from xdsl.irdl import irdl_attr_definition as irdl_attr_definition
 from xdsl.irdl import irdl_op_definition as irdl_op_definition
 from xdsl.irdl import operand_def as operand_def
@@ -51,7 +56,9 @@ from xdsl.irdl import param_def as param_def
 from xdsl.irdl import prop_def as prop_def
 from xdsl.irdl import result_def as result_def
 from xdsl.irdl import traits_def as traits_def
+from xdsl.parser import AttrParser as AttrParser
 from xdsl.parser import Parser
+from xdsl.printer import Printer as Printer
 from xdsl.traits import MemoryReadEffect as MemoryReadEffect
 from xdsl.traits import MemoryWriteEffect as MemoryWriteEffect
 from xdsl.traits import Pure as Pure

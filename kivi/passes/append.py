@@ -81,7 +81,7 @@ def seal_words_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
     """Words of all jobs, given scales and origins in their pages. Words that other rows share keep those rows' bits."""
     n = _numbers(which, form, dtype)
     arrangement = form.key if which == "key" else form.value
-    block = max(1, min(power(units(arrangement)), ELEMENTS // 2 // arrangement.unit))
+    block = max(1, min(power(units(arrangement)), ELEMENTS // 4 // arrangement.unit))
     per_row = -(-arrangement.channels // n.group)
     row = arrangement.shape[1]
 

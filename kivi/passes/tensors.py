@@ -25,7 +25,7 @@ from kivi.passes.quantize import (
     word_offsets,
 )
 
-ELEMENTS = 8192  # of the largest intermediate tile of a program
+ELEMENTS = 4096  # of the largest intermediate tile of a program
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
     width = power(n.group)
     lanes = min(power(channels), 64) if which == "key" else power(-(-channels // n.group))
     rows = max(1, ELEMENTS // (width * lanes))
-    rows = min(rows, 32 if which == "value" else 8)
+    rows = min(rows, 16 if which == "value" else 8)
 
     def body(
         x: Pointer,
@@ -112,7 +112,7 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
 
 def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
     """Words of x, given its scales and origins."""
-    block = max(1, min(power(units(arrangement)), ELEMENTS // 2 // arrangement.unit))
+    block = max(1, min(power(units(arrangement)), ELEMENTS // 4 // arrangement.unit))
 
     def body(
         x: Pointer,
@@ -220,7 +220,7 @@ def decode_kernel(which: str, n: Numbers, arrangement: Arrangement, dtype: str) 
 
 def repack_kernel(which: str, source: Arrangement, target: Arrangement) -> Kernel:
     """Words of one layout as words of another."""
-    block = max(1, min(power(units(target)), ELEMENTS // 2 // target.unit))
+    block = max(1, min(power(units(target)), ELEMENTS // 4 // target.unit))
 
     def body(words: Pointer, out: Pointer, tokens: Tile, row: Tile, total: Tile, out_row: Tile, out_total: Tile) -> None:
         first = program_id(1) * target.tokens
