@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from kivi import jit
 from kivi.jit import Generated
-from kivi.layout import Layout, arrangement
+from kivi.layout import Layout, named_layout
 from kivi.pool import PageFormat
 from kivi.spec import CacheSpec
 
 if TYPE_CHECKING:
+    from kivi.ir.xdsl import ModuleOp
     from kivi.passes.tensors import Kernel
 
 
@@ -68,34 +69,36 @@ def generate(request: Request) -> Generated:
 
 
 def lower(request: Request) -> Kernel:
-    """The `tile` module of a request."""
-    from kivi.passes import append, attention, tensors
-    from kivi.passes.numbers import Numbers
+    """The `tile` kernel of a request: spec to `kv`, `kv` to `tile`."""
+    from kivi.passes import kv_to_tile
+
+    option: dict[str, Any] = dict(request.options)
+    schedules = {request.entry.removeprefix("cache."): option["schedule"]} if "schedule" in option else {}
+    launches = kv_to_tile.lower(module(request), schedules)
+    name = request.entry.replace("rows.", "key.")  # rows of keys and of values are kept alike
+    return next(launch for launch in launches if launch.name == name).build()
+
+
+def module(request: Request) -> ModuleOp:
+    """The `kv` module that holds a request."""
+    from kivi.passes import spec_to_kv
 
     option: dict[str, Any] = dict(request.options)
     which, _, entry = request.entry.partition(".")
     spec, dtype, channels = request.spec, request.dtype, request.channels
     if entry in ("metadata", "encode", "decode", "repack"):
-        numbers = Numbers.of(spec, which, dtype, option["metadata"])
-        shape = arrangement(request.layout, which, numbers.bits, spec.key.residual, channels)  # type: ignore[arg-type]
-        if entry == "metadata":
-            return tensors.metadata_kernel(which, numbers, channels)
-        if entry == "encode":
-            return tensors.encode_kernel(which, numbers, shape)
+        words = spec_to_kv.words_type(spec, which, request.layout, dtype, channels, option["metadata"])  # type: ignore[arg-type]
+        if entry == "repack":
+            return spec_to_kv.repack(words, option["target"])
         if entry == "decode":
-            return tensors.decode_kernel(which, numbers, shape, option["out"])
-        target = arrangement(option["target"], which, numbers.bits, spec.key.residual, channels)  # type: ignore[arg-type]
-        return tensors.repack_kernel(which, shape, target)
-    if entry == "keep_rows":
-        return append.keep_rows_kernel(dtype, option["heads"], channels)
-    if entry == "merge":
-        return attention.merge_kernel(option["q_heads"], channels, dtype)
-    form: PageFormat = option["form"]
-    if entry == "seal_metadata":
-        return append.seal_metadata_kernel(which, form, dtype)
-    if entry == "seal_words":
-        return append.seal_words_kernel(which, form, dtype)
-    return attention.attention_kernel(entry, form, option["q_heads"], dtype, option["schedule"])
+            return spec_to_kv.codes(words) if option["out"] == "uint8" else spec_to_kv.dequantize(words, option["out"])
+        return spec_to_kv.quantize(words)
+    if entry in ("keep_rows", "merge"):  # the same for any spec, so that caches of different specs share them
+        heads = option.get("heads", 1)
+        form = PageFormat(CacheSpec(), named_layout("hp16"), heads, channels, channels, "float16", "float16")
+    else:
+        form = option["form"]
+    return spec_to_kv.decode(form, option.get("q_heads", form.kv_heads), dtype)
 
 
 @dataclass(frozen=True)

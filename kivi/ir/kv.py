@@ -6,13 +6,16 @@ memory. So no pass asks a spec, and two tensors quantized by different rules can
 
 `!kv.rows` is one side of a cache, keys or values: for each request its sealed rows, then its floating ones, in token order. Operations on
 it return a new value, so the order of seal and attention is an edge: `kv.scores` reads the rows before `kv.seal`, or those it returns.
-And since `kv.scores` has one column for each token, sealed or floating, one softmax sees them all; keys and values each have their own
-boundary, and none of the probabilities.
+And since `kv.scores` has one column for each token, sealed or floating, one softmax sees them all: keys and values each have a boundary
+of their own, and probabilities have none.
+
+Types are long, so `text` prints a module with a short alias for each, which the parser reads back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import ClassVar
 
 from kivi.errors import SpecError
@@ -26,6 +29,7 @@ from kivi.ir.xdsl import (
     IntegerAttr,
     IntegerType,
     IRDLOperation,
+    ModuleOp,
     ParametrizedAttribute,
     Printer,
     Pure,
@@ -497,7 +501,9 @@ class SealOp(IRDLOperation):
         page, by_channel = rows.layout.page.data, rows.grid.axis.data is Axis.CHANNEL
         if self.policy.data is Policy.BLOCK:
             _expect(by_channel, "rows with scales by token are sealed `sliding`, one by one: each has its own groups (SPEC 1.5, 4.2)")
-            _expect(residual == page, f"a block fills one page of {page} tokens, so block sealing has that residual, not {residual} (SPEC 9.1)")
+            _expect(
+                residual == page, f"a block fills one page of {page} tokens, so block sealing has that residual, not {residual} (SPEC 9.1)"
+            )
         else:
             _expect(not by_channel, "rows with scales by channel are sealed in a `block`: a group is several tokens (SPEC 1.5, 4.2)")
             _expect(residual >= page, f"values may not be sealed before their keys: a residual of {residual} is below {page} (SPEC 1.3.2)")
@@ -551,7 +557,9 @@ class SoftmaxOp(IRDLOperation):
     def verify_(self) -> None:
         kind = self.scores.type
         assert isinstance(kind, TensorType)
-        _expect(kind.element_type == f32 and len(kind.get_shape()) == 4, f"a softmax is taken of scores [B, Hq, n, T] in f32, not of {kind}")
+        _expect(
+            kind.element_type == f32 and len(kind.get_shape()) == 4, f"a softmax is taken of scores [B, Hq, n, T] in f32, not of {kind}"
+        )
 
 
 @irdl_op_definition
@@ -608,3 +616,47 @@ Kv = Dialect(
         PolicyAttr,
     ],
 )
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+class _Aliases(Printer):
+    """A printer that writes grids, layouts and types of this dialect as aliases, and collects their definitions."""
+
+    def __init__(self, stream: StringIO) -> None:
+        super().__init__(stream=stream)
+        self.names: dict[Attribute, str] = {}
+        self.definitions: list[str] = []
+
+    def print_attribute(self, attribute: Attribute) -> None:
+        if not isinstance(attribute, GridAttr | LayoutAttr | CodesType | WordsType | RowsType):
+            super().print_attribute(attribute)
+            return
+        if attribute not in self.names:
+            stem = _alias(attribute)
+            taken = sum(name.rstrip("0123456789") == stem for name in self.names.values())
+            self.names[attribute] = f"{stem}{taken + 1 if taken else ''}"
+            outer, self.stream = self.stream, StringIO()
+            super().print_attribute(attribute)
+            self.definitions.append(f"{self.names[attribute]} = {self.stream.getvalue()}\n")
+            self.stream = outer
+        self.print_string(self.names[attribute])
+
+
+def _alias(attribute: GridAttr | LayoutAttr | CodesType | WordsType | RowsType) -> str:
+    if isinstance(attribute, GridAttr):
+        return f"#by_{attribute.axis.data.value}"
+    if isinstance(attribute, LayoutAttr):
+        return "#layout"
+    if isinstance(attribute, RowsType):
+        return "!keys" if attribute.grid.which == "key" else "!values"
+    return "!codes" if isinstance(attribute, CodesType) else "!words"
+
+
+def text(module: ModuleOp) -> str:
+    """A module of this dialect, each grid, layout and type written out once."""
+    body = StringIO()
+    printer = _Aliases(body)
+    printer.print_op(module)
+    return "".join(printer.definitions) + body.getvalue() + "\n"

@@ -50,6 +50,7 @@ from kivi.ir.xdsl import (
     ImplicitBuilder,
     IntAttr,
     IntegerAttr,
+    IRDLOperation,
     ModuleOp,
     Region,
     SSAValue,
@@ -103,9 +104,10 @@ def quantize(words: WordsType) -> ModuleOp:
     stored = metadata_type(words.source, words.grid)
 
     def body(x: SSAValue) -> list[SSAValue]:
-        codes = QuantizeOp.create(operands=[x], result_types=[CodesType(words.source, words.grid), stored, stored])
-        packed = PackOp.create(operands=[codes.results[0]], result_types=[words])
-        return [packed.results[0], *codes.results[1:]]
+        made = QuantizeOp.create(operands=[x], result_types=[CodesType(words.source, words.grid), stored, stored])
+        for result, label in zip(made.results, ("codes", "scale", "origin"), strict=True):
+            result.name_hint = label
+        return [_one(PackOp, [made.results[0]], words, "words"), *made.results[1:]]
 
     return _function("quantize", {"x": words.source}, body)
 
@@ -113,7 +115,7 @@ def quantize(words: WordsType) -> ModuleOp:
 def codes(words: WordsType) -> ModuleOp:
     """@codes: words -> codes."""
     kind = CodesType(words.source, words.grid)
-    return _function("codes", {"words": words}, lambda w: [UnpackOp.create(operands=[w], result_types=[kind]).results[0]])
+    return _function("codes", {"words": words}, lambda w: [_one(UnpackOp, [w], kind, "codes")])
 
 
 def dequantize(words: WordsType, dtype: str) -> ModuleOp:
@@ -122,8 +124,8 @@ def dequantize(words: WordsType, dtype: str) -> ModuleOp:
     out = TensorType(FLOATS[dtype], words.source.get_shape())
 
     def body(w: SSAValue, scale: SSAValue, origin: SSAValue) -> list[SSAValue]:
-        unpacked = UnpackOp.create(operands=[w], result_types=[CodesType(words.source, words.grid)]).results[0]
-        return [DequantizeOp.create(operands=[unpacked, scale, origin], result_types=[out]).results[0]]
+        unpacked = _one(UnpackOp, [w], CodesType(words.source, words.grid), "codes")
+        return [_one(DequantizeOp, [unpacked, scale, origin], out, "decoded")]
 
     return _function("dequantize", {"words": words, "scale": stored, "origin": stored}, body)
 
@@ -131,7 +133,7 @@ def dequantize(words: WordsType, dtype: str) -> ModuleOp:
 def repack(words: WordsType, target: Layout) -> ModuleOp:
     """@repack: words -> words of another layout."""
     to = WordsType(words.source, words.grid, layout_of(target, words.grid.which, words.layout.page.data))
-    return _function("repack", {"words": words}, lambda w: [RepackOp.create(operands=[w], result_types=[to]).results[0]])
+    return _function("repack", {"words": words}, lambda w: [_one(RepackOp, [w], to, "repacked")])
 
 
 # -- a cache ----------------------------------------------------------------------------------------------------------
@@ -163,19 +165,17 @@ def _step(name: str, form: PageFormat, q_heads: int, dtype: str, order: str) -> 
 
     def body(keys, values, q, k, v, counts, scale) -> list[SSAValue]:
         def append(rows: SSAValue, new: SSAValue) -> SSAValue:
-            return AppendOp.create(operands=[rows, new, counts], result_types=[rows.type]).results[0]
+            return _one(AppendOp, [rows, new, counts], rows.type, "appended")
 
         def seal(rows: SSAValue, policy: str, residual: int) -> SSAValue:
-            properties = {"policy": PolicyAttr(Policy(policy)), "residual": IntegerAttr(residual, i64)}
-            return SealOp.create(operands=[rows], result_types=[rows.type], properties=properties).results[0]
+            return _one(SealOp, [rows], rows.type, "sealed", policy=PolicyAttr(Policy(policy)), residual=IntegerAttr(residual, i64))
 
         def sealed(keys: SSAValue, values: SSAValue) -> tuple[SSAValue, SSAValue]:
             return seal(keys, spec.key.seal, spec.key.residual), seal(values, spec.value.seal, spec.value.residual)
 
         def attend(keys: SSAValue, values: SSAValue) -> SSAValue:
-            logits = ScoresOp.create(operands=[q, keys, counts, scale], result_types=[scores]).results[0]
-            weights = SoftmaxOp.create(operands=[logits], result_types=[scores]).results[0]
-            return OutputOp.create(operands=[weights, values, counts], result_types=[out]).results[0]
+            weights = _one(SoftmaxOp, [_one(ScoresOp, [q, keys, counts, scale], scores, "scores")], scores, "weights")
+            return _one(OutputOp, [weights, values, counts], out, "out")
 
         keys, values = append(keys, k), append(values, v)
         if order == "seal_then_attend":
@@ -187,6 +187,13 @@ def _step(name: str, form: PageFormat, q_heads: int, dtype: str, order: str) -> 
     new = [TensorType(FLOATS[dtype], kind.source.get_shape()) for kind in kinds]
     arguments = {"keys": kinds[0], "values": kinds[1], "q": query, "k": new[0], "v": new[1], "counts": TensorType(i64, [ANY]), "scale": f32}
     return _function(name, arguments, body)
+
+
+def _one(op: type[IRDLOperation], operands: list[SSAValue], kind: Attribute, label: str, **properties: Attribute) -> SSAValue:
+    """The only result of a new operation, which prints as %label."""
+    result = op.create(operands=operands, result_types=[kind], properties=properties).results[0]
+    result.name_hint = label
+    return result
 
 
 def _function(name: str, arguments: dict[str, Attribute], body: Callable[..., list[SSAValue]]) -> ModuleOp:
