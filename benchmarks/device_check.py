@@ -53,7 +53,10 @@ def filled(spec: Any, backend: Any, tokens: int, group: int, device: str) -> Any
     done = 0
     while done < tokens:
         n = min(4096, tokens - done)
-        q, k, v = (torch.randn(1, h, n, HEAD_DIM, dtype=torch.float16, device=device, generator=generator) for h in (KV_HEADS * group, KV_HEADS, KV_HEADS))
+        q, k, v = (
+            torch.randn(1, h, n, HEAD_DIM, dtype=torch.float16, device=device, generator=generator)
+            for h in (KV_HEADS * group, KV_HEADS, KV_HEADS)
+        )
         zero = torch.zeros_like(q)
         cache.attend(zero, k, v, commit=False)  # appending is what is wanted here, not a prefill's attention
         cache.commit()

@@ -16,7 +16,7 @@ from kivi.errors import DeviceError, DtypeError
 
 def kind(x: Any, what: str) -> str:
     """ "numpy", "torch" or "cupy". Raises `DtypeError` for anything else; `what` names the argument."""
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         return "numpy"
     for name, type_name in (("torch", "Tensor"), ("cupy", "ndarray")):
         module = sys.modules.get(name)
@@ -46,7 +46,9 @@ def as_numpy(x: Any, what: str, backend: str) -> np.ndarray:
     device = device_of(x, what)
     if not device.startswith("cpu"):
         raise DeviceError(f"{what} lives on {device}, but backend {backend!r} runs on the cpu; move it, or choose a backend for {device}")
-    x = x.detach()
+    if str(x.layout) != "torch.strided":
+        raise DtypeError(f"{what} is a {x.layout} tensor; kivi takes dense ones: call to_dense() first")
+    x = x.detach().resolve_conj().resolve_neg()
     if dtype_name(x) == "bfloat16":
         return x.view(sys.modules["torch"].int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()

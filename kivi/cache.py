@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from kivi import checks, memory, storefile
 from kivi.arrays import sample
 from kivi.backend import Append, Backend, Ran, Reading, Seal, Windows
 from kivi.dtypes import lowest_origin, metadata_dtype
-from kivi.errors import BackendError, InputError, KiviError, PendingTokensError
+from kivi.errors import BackendError, CapacityError, InputError, KiviError, PendingTokensError, StateError
 from kivi.geometry import geometry, page_format, positive
 from kivi.layout import Which
 from kivi.pool import PagePool
@@ -114,7 +114,12 @@ class KVCache:
         self.geometry = geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, scale, max_tokens, max_pages)
         self.backend = resolve(backend, self.spec, self.geometry, mode, device)
         self.pool = PagePool(self.backend, page_format(self.spec, self.geometry, self.backend), max_pages)
-        self._state = self._empty(positive(batch, "batch"))
+        try:
+            self._state = self._empty(positive(batch, "batch"))
+        except (MemoryError, ValueError) as error:
+            if isinstance(error, KiviError):
+                raise
+            raise CapacityError(f"no memory for the windows of batch = {batch} requests: {error}; use a smaller batch") from error
         self._like: Any = np.empty(0)
         lows = [lowest_origin(self._metadata(which)) for which in ("key", "value")]
         self._lowest = lows if self.spec.overflow == "reject" else [-np.inf, -np.inf]
@@ -123,6 +128,20 @@ class KVCache:
         g, tokens = self.geometry, memory.integers(self._state.tokens[:8])
         shape = f"batch={self.batch} heads={g.q_heads}/{g.kv_heads} head_dim={g.head_dim} {g.dtype}"
         return f"<kivi.KVCache {self.spec.name} {shape} tokens={tokens} on {self.backend.name}>"
+
+    def __copy__(self) -> KVCache:
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        """An independent cache with a pool of its own. Raises `PendingTokensError`."""
+        self._settled("deepcopy")
+        with self._running("deepcopy"):
+            twin = storefile.restore(storefile.snapshot(self), self.spec, self.geometry, self.backend)
+        twin._state, twin._like = replace(twin._state, clamped=self._state.clamped), self._like
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise StateError("a cache is not pickled, since reading a pickle executes it; use save and KVCache.load")
 
     def __del__(self) -> None:
         if hasattr(self, "_state"):  # else construction failed
@@ -243,6 +262,7 @@ class KVCache:
         """
         g, state = self.geometry, self._state
         n = checks.inputs(q, k, v, g, self.batch)
+        checks.flag(commit, "commit")
         real = checks.counts(counts, self.batch, n)
         if commit and state.pending.any():
             raise self._pending_error("attend(commit=True)")
@@ -366,12 +386,15 @@ class KVCache:
     def _window(
         self, window: Any, old_from: np.ndarray, new_from: np.ndarray, stored: np.ndarray, counts: np.ndarray, residual: int
     ) -> Any:
-        """The window to write to: the current one if no row of the current state would be overwritten, else a fresh one."""
-        capacity, end = int(window.shape[2]), stored + counts
+        """The window to write to: the current one if no row of the current state would be overwritten, else a fresh one; a fresh
+        one, too, when the current one grew for a long run of pending tokens that is over."""
+        capacity, end, usual = int(window.shape[2]), stored + counts, residual + SLACK
         held = np.where((stored > old_from) & (counts > 0), end - old_from, end - new_from)
         if (held <= capacity).all() and (end - new_from <= capacity).all():
-            return window
-        needed = max(residual + SLACK, int((end - new_from).max()))
+            idle = capacity > 2 * usual and int((end - new_from).max(initial=0)) <= usual
+            if not idle:
+                return window
+        needed = max(usual, int((end - new_from).max()))
         return self.backend.zeros((*window.shape[:2], needed, window.shape[3]), self.geometry.dtype)
 
     # -- edits of the table ---------------------------------------------------------------------------------------------
@@ -389,7 +412,10 @@ class KVCache:
             self.pool.release(page)
 
     def reorder(self, idx: Sequence[int]) -> None:
-        """Request b becomes what request idx[b] was, as beam search needs; len(idx) is the batch."""
+        """Request b becomes what request idx[b] was, as beam search needs; len(idx) is the batch.
+
+        Open pages are copied before the old ones are given back, so a pool with `max_pages` needs room for one more a request.
+        """
         index = checks.indices(idx, self.batch)
         if len(index) != self.batch:
             raise InputError(f"reorder takes one index for each of {self.batch} requests, got {len(index)}; use select to change the batch")
@@ -459,6 +485,7 @@ class KVCache:
         self._settled("to")
         target = resolve(backend, self.spec, self.geometry, mode, device)
         moved = storefile.restore(storefile.snapshot(self), self.spec, self.geometry, target)
+        moved._state = replace(moved._state, clamped=self._state.clamped)
         for name in ("backend", "pool", "_state"):  # the two caches change places, and the other one goes with the old state
             mine, other = getattr(self, name), getattr(moved, name)
             setattr(self, name, other)

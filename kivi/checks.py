@@ -49,7 +49,7 @@ def counts(given: Any, batch: int, n: int) -> np.ndarray:
 
 def commit_counts(given: Any, pending: np.ndarray) -> np.ndarray:
     """Pending tokens to keep, int64 [B]: an int keeps min(n, pending) of each."""
-    if given is None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > int(pending.max(initial=0))):
         return pending.copy()
     out = integers(given, "n")
     if out.ndim == 0:
@@ -111,14 +111,20 @@ def room(after: np.ndarray, max_tokens: int | None) -> None:
 
 def integers(given: Any, name: str) -> np.ndarray:
     """Integers of any library as int64; a torch or CuPy array is copied to the host."""
-    if hasattr(given, "detach"):
-        given = given.detach().cpu().numpy()
-    elif hasattr(given, "get") and hasattr(given, "dtype"):
-        given = given.get()
     try:
+        if hasattr(given, "detach"):
+            given = given.detach().cpu().numpy()
+        elif hasattr(given, "get") and hasattr(given, "dtype"):
+            given = given.get()
         out = np.asarray(given)
-    except ValueError:
-        out = np.asarray(None)
-    if out.dtype.kind not in "iu":
-        raise DtypeError(f"{name} = {given!r} must be integers")
+        if out.dtype.kind not in "iu" and out.size:
+            raise TypeError
+    except Exception:  # another library may refuse in its own way
+        raise DtypeError(f"{name} = {given!r} must be integers of 64 bits at most") from None
     return out.astype(np.int64)
+
+
+def flag(given: Any, name: str) -> None:
+    """Raise `DtypeError` unless `given` is True or False."""
+    if not isinstance(given, bool | np.bool_):
+        raise DtypeError(f"{name} = {given!r} must be True or False")

@@ -26,9 +26,9 @@ def np_dtype(name: str) -> np.dtype:
 
 def named(dtype: Any) -> str:
     """The name of a dtype given as a name, or as a dtype of NumPy, ml_dtypes or torch."""
-    if isinstance(dtype, str):
-        return dtype
     text = str(dtype)
+    if isinstance(dtype, str) or dtype is None:
+        return text
     if text.startswith("torch."):
         return text.removeprefix("torch.")
     try:

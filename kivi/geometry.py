@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from kivi.dtypes import check_float, metadata_dtype, named
@@ -48,11 +49,18 @@ def geometry(
     name = check_float(named(dtype), "dtype")
     if scale is None:
         scale = 1 / math.sqrt(dim)
-    elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
-        raise InputError(f"scale = {scale!r} is not a finite number; leave it out for 1/sqrt(head_dim)")
+    elif isinstance(scale, bool) or not isinstance(scale, Real) or not _is_finite(scale):
+        raise InputError(f"scale = {str(scale)[:40]} is not a finite number; leave it out for 1/sqrt(head_dim)")
     tokens = None if max_tokens is None else positive(max_tokens, "max_tokens")
     pages = None if max_pages is None else positive(max_pages, "max_pages")
     return Geometry(heads, kv, dim, value_dim, name, float(scale), tokens, pages)
+
+
+def _is_finite(x: Real) -> bool:
+    try:
+        return math.isfinite(float(x))
+    except OverflowError:
+        return False
 
 
 def page_format(spec: CacheSpec, g: Geometry, backend: Backend) -> PageFormat:

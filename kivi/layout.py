@@ -37,6 +37,9 @@ Which = Literal["key", "value"]
 WordType = Literal["uint8", "uint16", "uint32", "int32"]
 
 
+MOST_BITS = 12  # that a layout may name of an index
+
+
 class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named layout: word type and one digit string each for keys and values. `arrangement` tells whether it can be applied."""
 
@@ -217,7 +220,7 @@ def arrangement(layout: Layout, which: Which, bits: int, tokens: int, channels: 
             digits.append((match[1], 1 << int(match[2]), 2, "bit"))
         elif match := re.fullmatch(r"([tc]):(slot|\d{1,2})", symbol):
             for _ in range(slot_bits if match[2] == "slot" else int(match[2])):
-                bit = next(b for b in range(64) if b not in used[match[1]])
+                bit = next(b for b in range(128) if b not in used[match[1]])
                 used[match[1]].add(bit)
                 digits.append((match[1], 1 << bit, 2, "bit"))
         elif symbol == "c^slot":
@@ -229,6 +232,10 @@ def arrangement(layout: Layout, which: Which, bits: int, tokens: int, channels: 
             digits.append((symbol[0], 0, 0, "star"))
         else:
             raise SpecError(f"{where}: {symbol!r} is not a digit; write t3, t:5, t:slot, c^slot, w, t* or c*")
+    if max(used["t"] | used["c"] | {0}) >= MOST_BITS:
+        raise SpecError(
+            f"{where} names an index bit above {MOST_BITS - 1}: no page has so many tokens or channels; use t* and c* for the rest"
+        )
     if bits == 3 and "w" not in symbols:
         digits.insert(_boundary(digits, unit, where), ("w", 1, 3, "w"))
 

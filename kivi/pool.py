@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kivi.dtypes import np_dtype
-from kivi.errors import CapacityError
+from kivi.errors import CapacityError, StateError
 from kivi.layout import Arrangement, Layout, arrangement
 
 if TYPE_CHECKING:
@@ -107,6 +107,9 @@ class PagePool:
         self.refs: list[int] = []
         self._where: list[tuple[int, int]] = []
         self._free: list[int] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagePool:
+        raise StateError("a pool is shared by caches and not copied; copy the cache")
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kivi.dtypes import check_float, named
 from kivi.layout import Layout, Which, named_layout
 from kivi.spec import CacheSpec
 
@@ -59,9 +60,9 @@ class QuantizedTensor:
 
     def dequantize(self, dtype: str = "float32") -> Any:
         """`scale * code + origin` in float32 with two roundings, then cast: [B, Hkv, T, D] (SPEC 3.4)."""
-        return self.backend.dequantize(self, dtype)
+        return self.backend.dequantize(self, check_float(named(dtype), "dtype"))
 
     def repack(self, layout: str | Layout) -> QuantizedTensor:
-        """The same codes in another layout, bit for bit (SPEC 8.7). Raises `SpecError` for an unknown layout."""
-        target = layout if isinstance(layout, Layout) else named_layout(layout)
+        """The same codes in another layout, bit for bit (SPEC 8.7); scale and origin are the same arrays. Raises `SpecError`."""
+        target = layout if isinstance(layout, Layout) else named_layout(str(layout))
         return self.backend.repack(self, target)

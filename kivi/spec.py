@@ -16,13 +16,14 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from kivi.errors import NotImplementedYetError, SpecError
-from kivi.layout import Layout, arrangement, named_layout
+from kivi.layout import Layout, arrangement, layouts, named_layout
 
 Metadata = Literal["float16", "bfloat16", "float32", "input", "int8", "float8_e4m3"]
 Group = Annotated[int, Meta(ge=2, le=4096, description="elements that share one scale and one origin")]
@@ -64,6 +65,15 @@ class Packing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     layout: str | Layout = "auto"
 
 
+class Layers(dict[str, str]):
+    """Exceptions by layer, read-only like the spec that holds them."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise SpecError("a spec cannot be changed; use spec.override({'layers': {...}})")
+
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse  # type: ignore[assignment]
+
+
 class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A quantized KV cache. Frozen and valid by construction.
 
@@ -83,6 +93,8 @@ class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     layers: dict[str, str] = {}
 
     def __post_init__(self) -> None:
+        _check_types(self)
+        msgspec.structs.force_setattr(self, "layers", Layers(self.layers))
         _check_rules(self)
         _check_implemented(self)
 
@@ -112,7 +124,10 @@ class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Names are dotted paths of the TOML form. Raises `SpecError` for an unknown path or an invalid result.
         """
         fields = self.to_dict()
-        for path, value in changes.items():
+        if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
+            raise SpecError(f"override takes a dictionary from field names to values, such as {{'key.bits': 4}}, not {changes!r}")
+        for path, given in changes.items():
+            value = given.item() if isinstance(given, np.generic) else given
             *parents, leaf = path.split(".")
             found: Any = fields
             for part in parents:
@@ -149,7 +164,7 @@ def load_spec(source: str | Path | CacheSpec) -> CacheSpec:
         text, where = (_data("presets") / f"{source}.toml").read_text("utf-8"), f"preset {source}"
     else:
         path = Path(source)
-        if not path.is_file():
+        if not _is_file(path):
             raise SpecError(f"{str(source)!r} is neither a preset ({', '.join(known)}) nor a file; give one of these or a TOML path")
         where = str(path)
         try:
@@ -158,7 +173,7 @@ def load_spec(source: str | Path | CacheSpec) -> CacheSpec:
             raise SpecError(f"{where} cannot be read as UTF-8 text: {error}") from None
     try:
         fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # bad TOML, numbers without end, nesting without end
         raise SpecError(f"{where} is not valid TOML: {error}") from None
     try:
         return from_dict(fields)
@@ -189,6 +204,13 @@ def field_paths() -> tuple[str, ...]:
         return out
 
     return tuple(walk(CacheSpec().to_dict(), ""))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _data(folder: str) -> Traversable:
@@ -224,8 +246,19 @@ def _choices(path: str) -> str:
     return ""
 
 
+def _check_types(spec: CacheSpec) -> None:
+    """What msgspec checks when it reads a file, for specs that are made in Python."""
+    for field in msgspec.structs.fields(CacheSpec):
+        try:
+            msgspec.convert(msgspec.to_builtins(getattr(spec, field.name)), field.type)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise SpecError(f"{field.name} = {getattr(spec, field.name)!r}: {error}") from None
+
+
 def _check_rules(spec: CacheSpec) -> None:
     key, value = spec.key, spec.value
+    if not spec.name.isprintable() or len(spec.name) > 200:
+        raise SpecError(f"name = {spec.name[:50]!r}... must be at most 200 printable characters")
     if key.residual % key.group:
         nearest = max(1, round(key.residual / key.group)) * key.group
         raise SpecError(
@@ -246,6 +279,8 @@ def _check_rules(spec: CacheSpec) -> None:
                 )
     if spec.packing.layout != "auto":
         layout = spec.packing.layout if isinstance(spec.packing.layout, Layout) else named_layout(spec.packing.layout)
+        if layout.name == "auto" or (layout.name in layouts() and layout != named_layout(layout.name)):
+            raise SpecError(f"packing.layout is written out under the name {layout.name!r}, which is taken; give it another one")
         for which, bits in (("key", key.bits), ("value", value.bits)):
             arrangement(layout, which, bits, key.residual, 1)  # type: ignore[arg-type]
     for layers, choice in spec.layers.items():

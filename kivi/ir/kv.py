@@ -14,9 +14,9 @@ Types are long, so `text` prints a module with a short alias for each, which the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kivi.errors import SpecError
 from kivi.ir.xdsl import (
@@ -57,7 +57,7 @@ from kivi.ir.xdsl import (
 from kivi.layout import Arrangement, Layout, Which, arrangement
 
 FLOATS: dict[str, Attribute] = {"float16": f16, "bfloat16": bf16, "float32": f32}
-WORDS: dict[str, Attribute] = {
+WORDS: dict[str, IntegerType] = {
     **{f"uint{n}": IntegerType(n, Signedness.UNSIGNED) for n in (8, 16, 32)},
     "int32": IntegerType(32, Signedness.SIGNED),
 }
@@ -221,7 +221,7 @@ class GridAttr(ParametrizedAttribute):
                 printer.print_string(f", {name} = {rule.data.value}")
 
 
-_RULES = (
+_RULES: tuple[tuple[str, type[StrEnum], Callable[[Any], Attribute]], ...] = (
     ("numerics", Numerics, NumericsAttr),
     ("round", Rounding, RoundingAttr),
     ("degenerate", Degenerate, DegenerateAttr),
@@ -501,9 +501,7 @@ class SealOp(IRDLOperation):
         page, by_channel = rows.layout.page.data, rows.grid.axis.data is Axis.CHANNEL
         if self.policy.data is Policy.BLOCK:
             _expect(by_channel, "rows with scales by token are sealed `sliding`, one by one: each has its own groups (SPEC 1.5, 4.2)")
-            _expect(
-                residual == page, f"a block fills one page of {page} tokens, so block sealing has that residual, not {residual} (SPEC 9.1)"
-            )
+            _expect(residual == page, f"a block fills one page of {page} tokens, so its residual is that, not {residual} (SPEC 9.1)")
         else:
             _expect(not by_channel, "rows with scales by channel are sealed in a `block`: a group is several tokens (SPEC 1.5, 4.2)")
             _expect(residual >= page, f"values may not be sealed before their keys: a residual of {residual} is below {page} (SPEC 1.3.2)")
@@ -511,11 +509,11 @@ class SealOp(IRDLOperation):
 
 @irdl_op_definition
 class ScoresOp(IRDLOperation):
-    """scale * q . k for every token of a request, sealed or floating, in token order: one column a token.
+    """scale * q . k for every token of a request, sealed or floating, in token order: one column a token (SPEC 5.2 to 5.4).
 
-    Query row i of request b belongs to the i-th of its last counts[b] tokens and sees everything up to that one; the score of a token that
-    it does not see, and all scores of rows from counts[b] on, are minus infinity (SPEC 5.2 to 5.4). Query head h reads head h // (Hq / Hkv).
-    A sealed element is the real number scale * code + origin within the error model of SPEC 7, with sums in the result's element type.
+    Query row i of request b belongs to the i-th of its last counts[b] tokens and sees everything up to that one. The score of a token
+    that it does not see is minus infinity, and so are all scores of rows from counts[b] on. Query head h reads head h // (Hq / Hkv). A
+    sealed element is the number scale * code + origin within the error model of SPEC 7, sums are taken in the result's element type.
     """
 
     name = "kv.scores"
@@ -557,9 +555,7 @@ class SoftmaxOp(IRDLOperation):
     def verify_(self) -> None:
         kind = self.scores.type
         assert isinstance(kind, TensorType)
-        _expect(
-            kind.element_type == f32 and len(kind.get_shape()) == 4, f"a softmax is taken of scores [B, Hq, n, T] in f32, not of {kind}"
-        )
+        _expect(kind.element_type == f32 and len(kind.get_shape()) == 4, f"a softmax is of scores [B, Hq, n, T] in f32, not of {kind}")
 
 
 @irdl_op_definition

@@ -66,6 +66,8 @@ def _launches(op: Operation, function: func.FuncOp, schedules: Mapping[str, Sche
         return _attend(op, function, schedules)
     if isinstance(op, func.ReturnOp):
         return _keep(op)
+    if isinstance(op, kv.AppendOp) and op.rows.owner is not function.body.block:
+        raise LoweringError("kernels read the new rows of one call: kv.append takes the rows that the function was given")
     wanted = FUSED.get(type(op))
     if wanted is None:
         raise LoweringError(f"there is no tile kernel for {op.name}")
@@ -80,7 +82,7 @@ def _launches(op: Operation, function: func.FuncOp, schedules: Mapping[str, Sche
 FUSED: dict[type[Operation], tuple[type[Operation], ...]] = {
     kv.QuantizeOp: (kv.PackOp,),
     kv.DequantizeOp: (func.ReturnOp,),
-    kv.AppendOp: (kv.AppendOp, kv.SealOp, kv.ScoresOp, kv.OutputOp, func.ReturnOp),
+    kv.AppendOp: (kv.SealOp, kv.ScoresOp, kv.OutputOp, func.ReturnOp),
     kv.ScoresOp: (kv.SoftmaxOp,),
     kv.SoftmaxOp: (kv.OutputOp,),
 }

@@ -13,6 +13,7 @@ from kivi.ir.interp.tile import run
 from kivi.ir.tile import Tile
 from kivi.ir.xdsl import clean
 from kivi.passes import attention
+from kivi.passes.tensors import Kernel
 from tests.ir.test_kernels import signless
 
 
@@ -26,9 +27,16 @@ class Launched:
 
 def attend(cache, q, k, v, schedule: attention.Schedule, shares: int = 1) -> Launched:
     """Attention of the next tokens over the state of `cache`, as `attend_then_seal` reads it; the cache does not change."""
-    form, counts = cache.pool.format, np.full(cache.batch, q.shape[2])
-    reading = cache._reading(cache._state, counts, counts)
-    slabs = cache.pool.raw or [np.zeros(16, np.uint8)]
+    form, counts, dtype = cache.pool.format, np.full(cache.batch, q.shape[2]), cache.geometry.dtype
+    zones = [attention.attention_kernel(zone, form, q.shape[1], dtype, schedule) for zone in ("history", "tail")]
+    kernels = [*zones, attention.merge_kernel(q.shape[1], form.value_head_dim, dtype)]
+    return launch(cache._reading(cache._state, counts, counts), q, k, v, kernels, shares)
+
+
+def launch(reading: Reading, q, k, v, kernels: list[Kernel], shares: int = 1) -> Launched:
+    """The kernels history, tail and merge on what `reading` says."""
+    form = reading.pool.format
+    slabs = reading.pool.raw or [np.zeros(16, np.uint8)]
     base = slabs[0].ctypes.data
     batch, heads, rows, dim = *q.shape[:3], v.shape[3]
     outputs, splits = batch * heads * rows, shares + 1
@@ -53,10 +61,8 @@ def attend(cache, q, k, v, schedule: attention.Schedule, shares: int = 1) -> Lau
         scalars |= {f"{name}_{axis}": s // x.itemsize for axis, s in zip(("batch", "head", "token", "channel"), x.strides, strict=True)}
         scalars |= {} if window is None else {f"{name}_capacity": window.shape[2]}
     values = {"batch": batch, "heads": form.kv_heads, "shares": shares, "rows": rows, "outputs": outputs}
-    dtype = cache.geometry.dtype
     result = Launched(arrays["out"].view(q.dtype))
-    zones = [attention.attention_kernel(zone, form, heads, dtype, schedule) for zone in ("history", "tail")]
-    for kernel in [*zones, attention.merge_kernel(heads, dim, dtype)]:
+    for kernel in kernels:
         clean(kernel.module, Tile)
         grid = [math.prod(-(-values[a] // d) for a, d in axis) for axis in kernel.grid]
         memory = Memory(arrays)

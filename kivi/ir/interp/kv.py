@@ -107,7 +107,7 @@ def _groups(x: np.ndarray, grid: GridAttr) -> tuple[np.ndarray, np.ndarray, np.n
         return a.astype(metadata).astype(np.float32)
 
     x = x.astype(np.float32)
-    bad = ~np.isfinite(x).all(-1)
+    bad = np.asarray(~np.isfinite(x).all(-1))
     if bad.any() and grid.nonfinite.data is kv.NonFinite.REJECT:
         raise NonFiniteError("a group holds NaN or Inf; its grid says nonfinite = reject (SPEC 3.6.1)")
     x = np.where(bad[..., None], np.float32(0), x)
@@ -163,7 +163,8 @@ def packed(codes: np.ndarray, kind: Any) -> np.ndarray:
         page = codes[..., first : first + form.tokens, :].astype(np.uint32)
         words = np.zeros((*codes.shape[:-2], form.shape[0] * form.shape[1]), np.uint32)
         for word, shift, low, mask in _fields(form):
-            np.bitwise_or.at(words, (..., word), ((page >> np.uint32(low)) & np.uint32(mask)) << shift)
+            place: Any = (..., word)
+            np.bitwise_or.at(words, place, ((page >> np.uint32(low)) & np.uint32(mask)) << shift)
         parts.append(words.astype(f"uint{form.word_bits}").reshape(*codes.shape[:-2], *form.shape).view(form.word))
     return _joined(parts, codes.shape, kind)
 
@@ -268,8 +269,8 @@ def _seal(op: kv.SealOp, rows: Rows) -> Rows:
         while old.floating.shape[1] >= residual if block else old.floating.shape[1] > residual:
             due = residual if block else 1
             made = quantized(old.floating[:, :due], kind.grid)
-            sealed = (np.concatenate([a, b], 1) for a, b in zip((old.codes, old.scale, old.origin), made, strict=True))
-            old = History(*sealed, old.floating[:, due:])
+            codes, scale, origin = (np.concatenate(pair, 1) for pair in zip((old.codes, old.scale, old.origin), made, strict=True))
+            old = History(codes, scale, origin, old.floating[:, due:])
         out.append(old)
     return tuple(out)
 
