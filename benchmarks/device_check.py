@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,9 @@ def decode(backend: Any, mode: str) -> list[dict[str, Any]]:
         full_k, full_v = (torch.randn(1, KV_HEADS, tokens, HEAD_DIM, dtype=torch.float16, device=device) for _ in range(2))
         folded = q.view(1, KV_HEADS, group, HEAD_DIM)
         calls = {
-            "kivi": lambda: backend.attend(reading, q, k, v),
-            "sdpa_fp16": lambda: torch.nn.functional.scaled_dot_product_attention(folded, full_k, full_v),
-            "copy": lambda: b.copy_(a),
+            "kivi": partial(backend.attend, reading, q, k, v),
+            "sdpa_fp16": partial(torch.nn.functional.scaled_dot_product_attention, folded, full_k, full_v),
+            "copy": partial(b.copy_, a),
         }
         for call in calls.values():
             call()

@@ -31,11 +31,23 @@ def check(tensors: dict[str, np.ndarray], layout: Layout, spec: CacheSpec, g: Ge
             f"request {b} has tokens, key_sealed, value_sealed = {tokens[b]}, {key[b]}, {value[b]}, which no cache of this spec reaches"
         )
     pages = _first(tensors, "key.words")
+    if (g.max_tokens is not None and (tokens > g.max_tokens).any()) or (g.max_pages is not None and pages > g.max_pages):
+        raise SaveFileError(
+            f"it holds up to {tokens.max(initial=0)} tokens in {pages} pages, beyond its own max_tokens = {g.max_tokens} or "
+            f"max_pages = {g.max_pages}"
+        )
     for name, field in form.fields.items():
         _expect(tensors, name, field.dtype, (pages, g.kv_heads, *field.shape))
     for b in range(batch):
         _expect(tensors, f"residual.key.{b}", g.dtype, (g.kv_heads, int(tokens[b] - key[b]), g.head_dim))
         _expect(tensors, f"residual.value.{b}", g.dtype, (g.kv_heads, int(tokens[b] - value[b]), g.value_head_dim))
+    for which in ("key", "value"):
+        scale = tensors[f"{which}.scale"].astype(np.float32)
+        if not (np.isfinite(scale) & (scale >= 0)).all():
+            raise SaveFileError(f"tensor '{which}.scale' holds a number that is not a scale: negative, NaN or Inf")
+        rows = [tensors[f"{which}.origin"], *(tensors[f"residual.{which}.{b}"] for b in range(batch))]
+        if spec.nonfinite == "reject" and not all(np.isfinite(a.astype(np.float32)).all() for a in rows):
+            raise SaveFileError(f"{which} origins or floating rows hold NaN or Inf, which nonfinite = 'reject' excludes")
     _expect(tensors, "table", "int64", (_first(tensors, "table"), 3))
     known = {"tokens", "key_sealed", "value_sealed", "table", *form.fields}
     known |= {f"residual.{which}.{b}" for which in ("key", "value") for b in range(batch)}

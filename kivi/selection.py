@@ -1,7 +1,8 @@
 """Which backend serves a request, and why the others do not.
 
 Candidates are filtered by what their manifests say (mode, device, packages, capabilities), then probed, then ranked by declared
-priority. Every rejection is data. An explicit choice that cannot be honoured raises; there is no silent fallback. Ranking by
+priority. Every rejection is data. An explicit choice that cannot be honoured raises; there is no silent fallback. The nearest choice wins:
+an argument of the call, then `KIVI_BACKEND`, then the ranking. Ranking by
 measured speed and the self-check on first use are not built yet.
 """
 
@@ -14,8 +15,8 @@ from typing import Any
 from kivi import plugins
 from kivi.backend import Backend, Manifest, Probe
 from kivi.dtypes import metadata_dtype
-from kivi.errors import BackendUnavailableError, KiviError, UnknownBackendError, UnsupportedError
-from kivi.geometry import Geometry
+from kivi.errors import BackendUnavailableError, UnknownBackendError, UnsupportedError
+from kivi.geometry import Geometry, positive
 from kivi.geometry import geometry as checked_geometry
 from kivi.layout import Layout
 from kivi.spec import CacheSpec, load_spec
@@ -100,12 +101,15 @@ def select(
 
     Raises `UnsupportedError` listing every backend with its reason when none can serve the request.
     """
+    positive(batch, "batch")
+    positive(tokens, "tokens")
     g = checked_geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, None, None, None)
-    return _select(load_spec(spec), g, mode, device)
+    return _select(load_spec(spec), g, mode, str(device))
 
 
 def resolve(backend: str | Backend, spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> Backend:
     """The backend that a cache asked for. Raises what `get_backend` and `select` raise."""
+    device = str(device)
     if isinstance(backend, Backend):
         if mode not in (None, backend.mode) or device not in ("auto", backend.device):
             raise UnsupportedError(f"{backend!r} was given together with mode = {mode!r}, device = {device!r}; leave them out")
@@ -148,43 +152,48 @@ def incapable(manifest: Manifest, spec: CacheSpec, g: Geometry) -> str:
 
 
 def _select(spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> Selection:
+    """Every candidate is examined, so that each loser has its own reason; only the winner is created."""
     forced = os.environ.get("KIVI_BACKEND")
     if forced:
         plugins.get(forced)
+    wanted = mode or "device"  # only real execution is chosen unasked: an interpreter or simulator is for testing
+    able: list[Manifest] = []
     rejected: list[Rejected] = []
-    candidates = sorted(plugins.found().values(), key=lambda f: (-f.manifest.priority, f.manifest.name))
-    for found in candidates:
+    for found in sorted(plugins.found().values(), key=lambda f: (-f.manifest.priority, f.manifest.name)):
         manifest = found.manifest
-        if forced and manifest.name != forced:
-            rejected.append(Rejected(manifest.name, mode or "any", f"KIVI_BACKEND = {forced!r}"))
-            continue
-        reason = incapable(manifest, spec, g)
-        # Only real execution is chosen unasked: an interpreter or simulator is for testing.
-        tried = [mode] if mode else ["device"]
-        for candidate in tried:
-            why = reason or ("" if candidate in manifest.modes else f"has no mode {candidate!r}, it has {', '.join(manifest.modes)}")
-            if not why:
-                try:
-                    backend = get_backend(manifest.name, candidate, device)
-                except KiviError as error:
-                    why = str(error)
-            if why:
-                rejected.append(Rejected(manifest.name, candidate, why))
-                continue
-            because = (
-                f"KIVI_BACKEND = {forced!r}" if forced else f"highest priority ({manifest.priority}) of those that can serve the request"
-            )
-            losers = candidates[candidates.index(found) + 1 :]
-            rejected += [Rejected(f.manifest.name, candidate, f"priority {f.manifest.priority} is lower") for f in losers]
-            return Selection(backend, because, tuple(rejected))
-    reasons = "; ".join(f"{r.name} ({r.mode}): {r.reason}" for r in rejected)
-    raise UnsupportedError(f"no backend can serve spec {spec.name!r} with {g}: {reasons}")
+        reason = f"KIVI_BACKEND = {forced!r}" if forced and manifest.name != forced else _why_not(manifest, spec, g, wanted, device)
+        if reason:
+            rejected.append(Rejected(manifest.name, wanted, reason))
+        else:
+            able.append(manifest)
+    if not able:
+        reasons = "; ".join(f"{r.name} ({r.mode}): {r.reason}" for r in rejected)
+        raise UnsupportedError(f"no backend can serve spec {spec.name!r} with {g}: {reasons}")
+    winner, *losers = able
+    rejected += [Rejected(m.name, wanted, f"priority {m.priority} is lower than {winner.priority} of {winner.name!r}") for m in losers]
+    because = f"KIVI_BACKEND = {forced!r}" if forced else f"highest priority ({winner.priority}) of those that can serve the request"
+    return Selection(get_backend(winner.name, wanted, device), because, tuple(rejected))
+
+
+def _why_not(manifest: Manifest, spec: CacheSpec, g: Geometry, mode: str, device: str) -> str:
+    """Why a backend cannot serve a request here; empty if it can."""
+    if mode not in manifest.modes:
+        return f"it has no mode {mode!r}, it has {', '.join(manifest.modes)}"
+    reason = incapable(manifest, spec, g)
+    if reason:
+        return reason
+    if device != "auto" and device.split(":")[0] not in manifest.modes[mode]:
+        return f"it has no device {device!r}, it has {', '.join(manifest.modes[mode])}"
+    state = _probe(manifest, mode, device)
+    if not state.available:
+        return state.reason
+    return "" if device == "auto" or device in state.devices else f"no device {device!r}, it has {', '.join(state.devices)}"
 
 
 def _modes(manifest: Manifest, mode: str | None) -> list[str]:
     if mode is None:
         return list(manifest.modes)
-    if mode not in manifest.modes:
+    if not isinstance(mode, str) or mode not in manifest.modes:
         raise UnsupportedError(f"backend {manifest.name!r} has no mode {mode!r}; it has {', '.join(manifest.modes)}")
     return [mode]
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from kivi.backend import Backend, Windows
@@ -110,15 +112,15 @@ def write(path: str | Path, snap: Snapshot, spec: CacheSpec, g: Geometry) -> Non
         "geometry": json.dumps({**asdict(g), "layout": _layout_dict(snap.layout)}, sort_keys=True),
     }
     header["sha256"] = _checksum(snap.tensors, header)
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    path = _path(path)
+    beside = path.parent / f".{path.name[:100]}.{uuid.uuid4().hex}.part"  # a name of its own, whoever else saves
     try:
         try:
             beside.write_bytes(save(snap.tensors, header))
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise SaveFileError(f"{path} cannot be written: {error}") from error
 
 
@@ -126,7 +128,7 @@ def read(path: str | Path, expected: CacheSpec | None) -> tuple[Snapshot, CacheS
     """A checked snapshot with its spec and geometry. Raises `SaveFileError`."""
     from safetensors import SafetensorError, safe_open
 
-    path = Path(path)
+    path = _path(path)
     try:
         with safe_open(path, framework="np") as file:
             header = dict(file.metadata() or {})
@@ -138,14 +140,9 @@ def read(path: str | Path, expected: CacheSpec | None) -> tuple[Snapshot, CacheS
     if header.pop("sha256", None) != _checksum(tensors, header):
         raise SaveFileError(f"{path} is damaged: its contents do not match its checksum; save the cache again")
     try:
-        spec = from_dict(json.loads(header["spec"]))
-        fields = json.loads(header["geometry"])
-        layout = Layout(**fields.pop("layout"))
-        g = checked_geometry(**fields)
-    except (KeyError, TypeError, ValueError, KiviError) as error:
-        raise SaveFileError(f"{path} has an unreadable header: {error}") from None
-    if spec.hash != header["spec_hash"]:
-        raise SaveFileError(f"{path} carries a spec whose hash is {spec.hash[:12]}, not the stated {header['spec_hash'][:12]}")
+        spec, g, layout = _read_header(header)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, KiviError) as error:
+        raise SaveFileError(f"{path} has an unreadable header: {type(error).__name__}: {error}") from None
     if expected is not None and expected.hash != spec.hash:
         raise SaveFileError(
             f"{path} holds a cache of spec {spec.name!r} ({spec.hash[:12]}), not of {expected.name!r} ({expected.hash[:12]}); "
@@ -156,6 +153,27 @@ def read(path: str | Path, expected: CacheSpec | None) -> tuple[Snapshot, CacheS
     except KiviError as error:
         raise SaveFileError(f"{path} does not hold a cache: {error}; save the cache again") from None
     return Snapshot(tensors, layout), spec, g
+
+
+def _read_header(header: dict[str, str]) -> tuple[CacheSpec, Geometry, Layout]:
+    """What the metadata of a file says; raises whatever a bad one provokes."""
+    if set(header) != {"kivi_save", "spec", "spec_hash", "geometry"}:
+        raise ValueError(f"its keys are {', '.join(sorted(header))}")
+    spec = from_dict(json.loads(header["spec"]))
+    fields = json.loads(header["geometry"])
+    layout = msgspec.convert(fields.pop("layout"), Layout)
+    if fields["scale"] is None:
+        raise ValueError("scale is not a number")
+    if spec.hash != header["spec_hash"]:
+        raise ValueError(f"its spec has the hash {spec.hash[:12]}, not the stated {header['spec_hash'][:12]}")
+    return spec, checked_geometry(**fields), layout
+
+
+def _path(given: Any) -> Path:
+    """A path that names a file. Raises `SaveFileError`."""
+    if not isinstance(given, str | os.PathLike) or not Path(given).name:
+        raise SaveFileError(f"{given!r} does not name a file; give its path as a str or a Path")
+    return Path(given)
 
 
 def _empty(name: str, form: PageFormat) -> np.ndarray:

@@ -46,7 +46,9 @@ def test_select_says_why(extra):
     assert chosen.backend.name == "fast"
     assert "highest priority (9)" in chosen.reason
     reasons = {r.name: r.reason for r in kivi.select("kivi-2bit", mode="device").rejected}
-    assert reasons["reference"] == "priority 0 is lower"
+    assert reasons["reference"] == "priority 0 is lower than 9 of 'fast'"
+    assert "no-such-package is not installed" in reasons["absent"]
+    assert "key.bits = 2" in reasons["narrow"]
     with pytest.raises(BackendUnavailableError, match="no-such-package is not installed"):
         kivi.get_backend("absent")
     with pytest.raises(BackendUnavailableError, match=rf"numpy {importlib.metadata.version('numpy')} is installed \(needs numpy>=99\)"):

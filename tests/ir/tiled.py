@@ -84,7 +84,7 @@ class Tiled(type(REFERENCE)):
         given = {**given, **strides, "x_capacity": window.shape[2], **{name: name for name in arrays}}
         given |= {f"page_{part}": "slab0" for part in ("words", "key_metadata", "value_metadata")}
         given.setdefault("x", "x_window")
-        memory = Memory(arrays, check_races=kernel.name != "value_seal_words")  # rows of two jobs may share a word, one job at a time
+        memory = Memory(arrays)
         run(kernel.module, kernel.name, grid(kernel, values), {name: given[name] for name in kernel.arguments}, memory)
 
 

@@ -1,0 +1,194 @@
+"""Input that no sane caller gives: errors of kivi's own tree, copies that stay apart, and specs that cannot be bent."""
+
+from __future__ import annotations
+
+import copy
+import pickle  # noqa: TID251  to see that it is refused
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import kivi
+from kivi.errors import CapacityError, DtypeError, InputError, KiviError, PendingTokensError, SaveFileError, SpecError, StateError
+from kivi.spec import CacheSpec, KeySpec
+from tests.test_cache import make, rows, stored
+
+
+def test_a_deep_copy_is_independent():
+    cache = make()
+    cache.attend(*rows(cache, 10))
+    twin = copy.deepcopy(cache)
+    assert twin.pool is not cache.pool
+    before = stored(cache)
+    twin.attend(*rows(twin, 7, 1))
+    grandchild = twin.fork()
+    assert stored(grandchild) == stored(twin)
+    assert stored(cache) == before
+    cache.attend(*rows(cache, 7, 1))
+    assert stored(cache) == stored(twin)
+
+
+def test_a_shallow_copy_is_a_fork():
+    cache = make()
+    cache.attend(*rows(cache, 10))
+    before = stored(cache)
+    twin = copy.copy(cache)
+    del twin
+    for step in range(4):
+        other = make(backend=cache.backend)
+        other.attend(*rows(other, 9, step))
+    assert stored(cache) == before
+    assert sum(cache.pool.refs) == 2
+
+
+def test_nothing_is_pickled():
+    cache = make()
+    with pytest.raises(StateError, match="save"):
+        pickle.dumps(cache)
+    cache.attend(*rows(cache, 1), commit=False)
+    with pytest.raises(PendingTokensError):
+        copy.deepcopy(cache)
+
+
+def test_a_window_that_grew_shrinks_again():
+    for finish in ("commit", "rollback"):
+        cache = make()
+        usual = cache.nbytes
+        cache.attend(*rows(cache, 2000), commit=False)
+        assert cache.nbytes > 10 * usual
+        getattr(cache, finish)()
+        cache.attend(*rows(cache, 1))
+        windows = [cache.memory()["by_kind"][f"{side}_window"] for side in ("key", "value")]
+        assert sum(windows) <= usual
+
+
+def test_clamped_numbers_stay_counted_on_a_move():
+    cache = make(kivi.load_spec("teaching").override({"overflow": "saturate", "value.metadata": "float16"}))
+    q, k, v = rows(cache, 9)
+    v[:] = -1e6
+    cache.attend(q, k, v)
+    count = cache.memory()["clamped"]
+    assert count > 0
+    assert cache.to("reference").memory()["clamped"] == count
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"numerics": "bogus"},
+        {"nonfinite": "no"},
+        {"key": KeySpec(bits=7)},
+        {"key": KeySpec(group=0)},
+        {"name": "two\nlines"},
+        {"name": "x" * 300},
+        {"key": None},
+        {"layers": {"0": 3}},
+    ],
+)
+def test_no_invalid_spec_exists(arguments):
+    with pytest.raises(SpecError):
+        CacheSpec(**arguments)
+
+
+def test_a_spec_cannot_be_bent():
+    spec = kivi.load_spec("kivi-2bit")
+    for change in (lambda: spec.layers.__setitem__("0", "full"), lambda: spec.layers.update({"0": "full"}), lambda: spec.layers.clear()):
+        with pytest.raises(SpecError, match="cannot be changed"):
+            change()
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = " + "9" * 5000, 'name = "a\\u0000b"'])
+def test_files_that_choke_a_parser(tmp_path, text):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError):
+        kivi.load_spec(path)
+
+
+@pytest.mark.parametrize("source", ["k" * 300, "a\0b", "[key]\nbits = 2\n" * 50])
+def test_text_that_is_no_path(source):
+    with pytest.raises(SpecError, match="neither a preset"):
+        kivi.load_spec(source)
+
+
+@pytest.mark.parametrize("changes", [{1: 2}, [1], None, "key.bits"])
+def test_override_takes_names(changes):
+    with pytest.raises(SpecError, match="override takes"):
+        kivi.load_spec("kivi-2bit").override(changes)
+
+
+def test_override_takes_numpy_numbers():
+    assert kivi.load_spec("kivi-2bit").override({"key.bits": np.int64(4)}).key.bits == 4
+
+
+@pytest.mark.parametrize("key", ["t:slot t:70 t* c*", "t:slot t40 t* c*", "t:slot t:30 t* c*"])
+def test_layouts_beyond_any_page(key):
+    with pytest.raises(SpecError, match=r"index bit above|leaves out"):
+        kivi.load_spec("kivi-2bit").override({"packing.layout": {"name": "own", "key": key, "value": "c:slot c* t*"}})
+
+
+@pytest.mark.parametrize("name", ["auto", "official_int32"])
+def test_a_layout_may_not_take_a_known_name(name):
+    own = {"name": name, "word": "uint8", "key": "t:slot t* c*", "value": "c:slot c* t*"}
+    with pytest.raises(SpecError, match="is taken"):
+        kivi.load_spec("kivi-2bit").override({"packing.layout": own})
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda c: c.attend(*rows(c, 1), commit="no"), DtypeError),
+        (lambda c: c.attend(*rows(c, 1), commit=np.array([True, False])), DtypeError),
+        (lambda c: c.attend(*rows(c, 1), counts=torch.empty(1, dtype=torch.int64, device="meta")), DtypeError),
+        (lambda c: c.attend(*rows(c, 1), counts=torch.ones(1, dtype=torch.bfloat16)), DtypeError),
+        (lambda c: c.attend(*rows(c, 1), counts=[]), InputError),
+        (lambda c: c.attend(*(torch.from_numpy(x).to_sparse() for x in rows(c, 1))), DtypeError),
+        (lambda c: c.attend(*(np.ma.masked_array(x) for x in rows(c, 1))), DtypeError),
+        (lambda c: c.crop(10**30), InputError),
+        (lambda c: c.select([]), InputError),
+        (lambda c: c.sealed(0)["key"][0][1].dequantize("int8"), DtypeError),
+        (lambda c: c.sealed(0)["key"][0][1].repack(["x"]), SpecError),
+        (lambda c: kivi.get_backend("reference", mode=[]), KiviError),
+        (lambda c: kivi.select("kivi-2bit", batch=-1), InputError),
+        (lambda c: kivi.select("kivi-2bit", tokens=None), InputError),
+        (lambda c: make(scale=10**400), InputError),
+        (lambda c: make(scale="1"), InputError),
+        (lambda c: make(batch=2**50), CapacityError),
+        (lambda c: c.save(""), SaveFileError),
+        (lambda c: c.save("/"), SaveFileError),
+        (lambda c: c.save("a\0b"), SaveFileError),
+        (lambda c: c.save(None), SaveFileError),
+        (lambda c: c.save(b"bytes"), SaveFileError),
+        (lambda c: kivi.KVCache.load(5), SaveFileError),
+        (lambda c: kivi.KVCache.load("a\0b"), SaveFileError),
+    ],
+)
+def test_errors_are_kivis_own(call, error):
+    cache = make()
+    cache.attend(*rows(cache, 10))
+    before = stored(cache)
+    with pytest.raises(error):
+        call(cache)
+    assert stored(cache) == before
+
+
+def test_friendly_spellings():
+    cache = make(scale=np.float32(0.5), device=torch.device("cpu"))
+    assert cache.geometry.scale == 0.5
+    cache.attend(*rows(cache, 2), commit=False)
+    cache.commit(10**30)
+    assert cache.lengths(0).tokens == 2
+    conjugate = torch.from_numpy(rows(cache, 1)[0])._neg_view()
+    cache.attend(conjugate, *(torch.from_numpy(x) for x in rows(cache, 1)[1:]))
+
+
+def test_many_threads_save_to_one_path(tmp_path):
+    caches = [make() for _ in range(4)]
+    for i, cache in enumerate(caches):
+        cache.attend(*rows(cache, 10 + i))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: caches[i % 4].save(tmp_path / "one"), range(40)))
+    assert stored(kivi.KVCache.load(tmp_path / "one")) in [stored(c) for c in caches]
+    assert [p.name for p in tmp_path.iterdir()] == ["one"]
