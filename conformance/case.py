@@ -145,7 +145,7 @@ def draft(n: int) -> Attend:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of a cache; `scale` None means 1/sqrt(head_dim)."""
+    """Shape and limits of a cache, by the names of `KVCache`; `scale` None means 1/sqrt(head_dim)."""
 
     batch: int = 1
     q_heads: int = 1
@@ -154,6 +154,8 @@ class Geometry:
     value_head_dim: int | None = None
     dtype: str = "float16"
     scale: float | None = None
+    max_tokens: int | None = None
+    max_pages: int | None = None
 
     @property
     def value_dim(self) -> int:

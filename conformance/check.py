@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,17 +108,7 @@ def spread(meta: np.ndarray, which: str, group: int, shape: tuple[int, ...]) -> 
 
 def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
     """Outputs within their bounds, lengths after every event, the full state after edits, seals and the last event."""
-    g = one.geometry
-    cache: Any = subject.cache(
-        one.spec,
-        batch=g.batch,
-        q_heads=g.q_heads,
-        kv_heads=g.kv_heads,
-        head_dim=g.head_dim,
-        value_head_dim=g.value_head_dim,
-        dtype=g.dtype,
-        scale=g.scale,
-    )
+    cache: Any = subject.cache(one.spec, **asdict(one.geometry))
     numerics = Numerics.declared(subject.backend.manifest)
     waiting: Any = None
     kept: list[tuple[str, Any, np.ndarray]] = []
@@ -126,7 +117,7 @@ def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
         try:
             if isinstance(step.event, c.Attend):
                 out = call(cache, step, step.event)
-                compare_outputs(out, step, g.dtype, numerics, tally)
+                compare_outputs(out, step, one.geometry.dtype, numerics, tally)
                 kept.append((where, out, np.array(out)))
             elif isinstance(step.event, c.Refused):
                 refused(partial(_attempt, cache, step), step.event.error, step.event.says)
@@ -145,30 +136,46 @@ def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
                 compare_full(waiting, step.waiting, one.spec, tally, "the cache that waits: ")
         except Mismatch as error:
             raise Mismatch(f"{where}: {error}") from None
+        except (errors.InputError, errors.StateError) as error:
+            raise Mismatch(f"{where} is refused, but nothing is wrong with it: {type(error).__name__}: {error}") from None
     for where, out, copy in kept:
         same(f"the output of {where}, read again at the end,", out, copy)
     tally.ran = _ran(cache)
     if tally.ran.get("backend") != subject.name or tally.ran.get("mode") != subject.backend.mode:
         raise Mismatch(f"cache.ran says {tally.ran}, but the subject is {subject.name} in mode {subject.backend.mode}")
+    if tally.ran.get("layout") != layout_of(one.spec, subject):
+        raise Mismatch(f"cache.ran says layout {tally.ran.get('layout')!r}, expected {layout_of(one.spec, subject)!r}")
+
+
+def layout_of(spec: Any, subject: Subject) -> str:
+    """The name of the layout that the spec asks for: "auto" is the backend's native one."""
+    named = spec.packing.layout
+    if not isinstance(named, str):
+        return named.name
+    return subject.backend.manifest.capabilities.native_layout if named == "auto" else named
 
 
 def call(cache: Any, step: Step, event: c.Attend) -> Any:
     """One attend; afterwards the caller's arrays must be as they were, and are then overwritten: a cache may not keep them."""
     assert step.inputs is not None
     arrays = [view(a, event.view) for a in step.inputs]
+    counts = None if event.counts is None else np.array(event.counts, np.int64)
     try:
-        out = cache.attend(*arrays, counts=None if event.counts is None else list(event.counts), commit=event.commit)
-    except errors.InputError as error:
-        if isinstance(step.event, c.Refused):
-            raise
-        raise Mismatch(f"good input is refused: {type(error).__name__}: {error}") from None
+        out = cache.attend(*arrays, counts=counts, commit=event.commit)
     finally:
         for name, array, original in zip("qkv", arrays, step.inputs, strict=True):
             same(f"the caller's {name}", array, original)
+        if counts is not None:
+            same("the caller's counts", counts, np.array(event.counts, np.int64))
+    overwrite(*arrays, *([] if counts is None else [counts]))
+    return out
+
+
+def overwrite(*arrays: np.ndarray) -> None:
+    """Write into arrays that went in or came out: what the cache holds must be its own."""
     for array in arrays:
         if array.flags.writeable:
-            array[...] = -77.0
-    return out
+            array[...] = 77
 
 
 def compare_outputs(out: Any, step: Step, dtype: str, numerics: Numerics, tally: Tally) -> None:
@@ -201,10 +208,12 @@ def compare_state(cache: Any, step: Step, spec: Any, tally: Tally) -> None:
             raise Mismatch(f"request {b} has {cache.pending(b)} pending tokens, expected {pending}")
     if step.state is not None:
         compare_full(cache, step.state, spec, tally)
+        if step.clamped is not None and (clamped := cache.memory()["clamped"]) != step.clamped:
+            raise Mismatch(f"memory()['clamped'] is {clamped}, expected {step.clamped}")
 
 
 def compare_full(cache: Any, state: list[RequestState], spec: Any, tally: Tally, prefix: str = "") -> None:
-    """Sealed tokens bit for bit, wherever segments begin; floating rows bit for bit."""
+    """Sealed tokens bit for bit, wherever segments begin; floating rows bit for bit. What was read out is then overwritten."""
     for b, request in enumerate(state):
         sealed, residual = cache.sealed(b), cache.residual(b)
         for which, expected, floating in (("key", request.key, request.key_residual), ("value", request.value, request.value_residual)):
@@ -221,6 +230,11 @@ def compare_full(cache: Any, state: list[RequestState], spec: Any, tally: Tally,
                     raise Mismatch(f"{name}: {rows.shape[-2]} floating rows, expected none")
             else:
                 same(f"{name} floating rows", rows, floating, tally, "head row channel")
+            for _, qt in sealed[which]:
+                if qt.layout != cache.ran.layout:
+                    raise Mismatch(f"{name}: a segment has layout {qt.layout!r}, but cache.ran says {cache.ran.layout!r}")
+                overwrite(*(np.asarray(a) for a in (qt.words, qt.scale, qt.origin)))
+            overwrite(rows)
 
 
 def join_segments(segments: list[tuple[int, Any]], which: str, group: int) -> Sealed | None:

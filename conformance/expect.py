@@ -31,7 +31,8 @@ class RequestState:
 @dataclass(frozen=True)
 class Step:
     """After one event: `outputs` [request][query head] of an attend, None for a request that took no part; `state` of every
-    request where it is to be compared in full; `lengths` and `pending` always. `inputs`: q, k, v of the call."""
+    request where it is to be compared in full; `lengths` and `pending` always. `inputs`: q, k, v of the call. `clamped`: the
+    count of saturated numbers, None once an event has moved or copied what was counted."""
 
     event: Any
     inputs: Arrays | None
@@ -41,6 +42,7 @@ class Step:
     pending: list[int]
     state: list[RequestState] | None
     waiting: list[RequestState] | None
+    clamped: int | None
 
 
 @lru_cache(maxsize=4096)
@@ -58,7 +60,7 @@ def _steps(stream: c.Stream) -> Iterator[Step]:
     data = stream.inputs.make(stream.rows, geometry.q_heads, geometry.kv_heads, stream.length, geometry.head_dim, geometry.value_dim)
     q, k, v = (cast(a, geometry.dtype) for a in data)
     model, waiting = NaiveCache(stream.spec, geometry.batch), None
-    at = 0
+    at, counted = 0, True
     for i, event in enumerate(stream.events):
         inner = event.event if isinstance(event, c.Refused) else event
         inputs: Arrays | None = None
@@ -86,6 +88,7 @@ def _steps(stream: c.Stream) -> Iterator[Step]:
             apply(model, event)
         whole = not isinstance(event, c.Attend) or i == len(stream.events) - 1 or sealed_before != [r.key_sealed for r in model.requests]
         last = i == len(stream.events) - 1
+        counted &= isinstance(event, c.Attend | c.Commit | c.Rollback | c.Refused)
         yield Step(
             event,
             inputs,
@@ -95,6 +98,7 @@ def _steps(stream: c.Stream) -> Iterator[Step]:
             [model.pending(b) for b in range(len(model.requests))],
             snapshot(model) if whole else None,
             snapshot(waiting) if last and waiting else None,
+            model.clamped if counted else None,
         )
 
 

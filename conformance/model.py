@@ -69,6 +69,7 @@ class NaiveCache:
     def __init__(self, spec: CacheSpec, batch: int) -> None:
         self.spec = spec
         self.requests = [Request() for _ in range(batch)]
+        self.clamped = 0
 
     # -- attend ---------------------------------------------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ class NaiveCache:
             block = request.tokens[request.key_sealed : request.key_sealed + key.residual]
             rows = np.stack([t.key for t in block], 1)  # type: ignore[misc]  # floating, [Hkv, R, D]
             grid = quantizer.quantize_key(rows, Rule.of(self.spec, "key"), key.group)
+            self.clamped += grid.clamped
             scale, origin = (quantizer.spread_key(m, key.group, len(block)) for m in (grid.scale, grid.origin))
             for i, token in enumerate(block):
                 token.key = Sealed(grid.codes[:, i], scale[:, i], origin[:, i])
@@ -107,6 +109,7 @@ class NaiveCache:
             token = request.tokens[request.value_sealed]
             assert isinstance(token.value, np.ndarray)
             grid = quantizer.quantize_value(token.value, Rule.of(self.spec, "value"), value.group)
+            self.clamped += grid.clamped
             scale, origin = (quantizer.spread_value(m, value.group, token.value.shape[-1]) for m in (grid.scale, grid.origin))
             token.value = Sealed(grid.codes, scale, origin)
             request.value_sealed += 1

@@ -25,11 +25,15 @@ class NonFinite(ValueError):
 
 @dataclass(frozen=True)
 class Grid:
-    """What is stored of some groups: codes uint8 [..., n], scale and origin [...] in the metadata dtype."""
+    """What is stored of some groups: codes uint8 [..., n], scale and origin [...] in the metadata dtype.
+
+    `clamped`: how many scales and origins were saturated.
+    """
 
     codes: np.ndarray
     scale: np.ndarray
     origin: np.ndarray
+    clamped: int
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def quantize(x: np.ndarray, rule: Rule) -> Grid:
         grid = _staged(x, rule, name) if rule.numerics == "staged" else _portable(x, rule, name)
     origin = np.where(bad, np.array(np.nan, grid.origin.dtype), grid.origin)
     scale = np.where(bad, np.array(1, grid.scale.dtype), grid.scale)
-    return Grid(np.where(bad[..., None], np.uint8(0), grid.codes), scale, origin)
+    return Grid(np.where(bad[..., None], np.uint8(0), grid.codes), scale, origin, grid.clamped)
 
 
 def _portable(x: np.ndarray, rule: Rule, name: str) -> Grid:
@@ -67,24 +71,24 @@ def _portable(x: np.ndarray, rule: Rule, name: str) -> Grid:
     metadata = name if rule.metadata == "input" else rule.metadata
     x = x.astype(np.float32)
     low, high = x.min(-1), x.max(-1)
-    scale = _fit(cast((high - low) / np.float32(2**rule.bits - 1), metadata), scale_limit(metadata, rule.bits), rule)
-    origin = _fit(cast(low, metadata), fmt(metadata).max, rule)
+    scale, wide = _fit(cast((high - low) / np.float32(2**rule.bits - 1), metadata), scale_limit(metadata, rule.bits), rule)
+    origin, far = _fit(cast(low, metadata), fmt(metadata).max, rule)
     flat = scale == 0
     scale = np.where(flat, np.array(1, scale.dtype), scale)
     steps = (x - origin.astype(np.float32)[..., None]) / scale.astype(np.float32)[..., None]
-    return Grid(_code(steps, flat, rule), scale, _no_minus_zero(origin))
+    return Grid(_code(steps, flat, rule), scale, _no_minus_zero(origin), wide + far)
 
 
 def _staged(x: np.ndarray, rule: Rule, name: str) -> Grid:
     """Every step rounded to the input dtype, as the official packer does."""
     low, high = x.min(-1), x.max(-1)
     span = (high - low).astype(x.dtype)
-    scale = _fit((span / np.array(2**rule.bits - 1, x.dtype)).astype(x.dtype), scale_limit(name, rule.bits), rule)
+    scale, wide = _fit((span / np.array(2**rule.bits - 1, x.dtype)).astype(x.dtype), scale_limit(name, rule.bits), rule)
     flat = scale == 0
     scale = np.where(flat, np.array(1, scale.dtype), scale)
     rise = (x - low[..., None]).astype(x.dtype)
     steps = (rise / scale[..., None]).astype(x.dtype)
-    return Grid(_code(steps.astype(np.float32), flat, rule), scale, _no_minus_zero(low))
+    return Grid(_code(steps.astype(np.float32), flat, rule), scale, _no_minus_zero(low), wide)
 
 
 def _code(steps: np.ndarray, flat: np.ndarray, rule: Rule) -> np.ndarray:
@@ -97,11 +101,13 @@ def scale_limit(metadata: str, bits: int) -> float:
     return min(fmt(metadata).max, fmt(metadata).max / 2**bits if metadata != "float16" else np.inf)
 
 
-def _fit(stored: np.ndarray, limit: float, rule: Rule) -> np.ndarray:
+def _fit(stored: np.ndarray, limit: float, rule: Rule) -> tuple[np.ndarray, int]:
+    """The numbers clamped to the limit, and how many were."""
     over = np.abs(stored.astype(np.float32)) > limit
     if over.any() and rule.overflow == "reject":
         raise Overflow
-    return np.where(over, np.copysign(np.float32(limit), stored.astype(np.float32)).astype(stored.dtype), stored)
+    clamped = np.where(over, np.copysign(np.float32(limit), stored.astype(np.float32)).astype(stored.dtype), stored)
+    return clamped, int(over.sum())
 
 
 def _no_minus_zero(x: np.ndarray) -> np.ndarray:
@@ -113,7 +119,7 @@ def quantize_key(x: np.ndarray, rule: Rule, group: int) -> Grid:
     *lead, tokens, channels = x.shape
     by_group = np.moveaxis(x.reshape(*lead, tokens // group, group, channels), -2, -1)
     grid = quantize(by_group, rule)
-    return Grid(np.moveaxis(grid.codes, -1, -2).reshape(x.shape), grid.scale, grid.origin)
+    return Grid(np.moveaxis(grid.codes, -1, -2).reshape(x.shape), grid.scale, grid.origin, grid.clamped)
 
 
 def quantize_value(x: np.ndarray, rule: Rule, group: int) -> Grid:
@@ -123,6 +129,7 @@ def quantize_value(x: np.ndarray, rule: Rule, group: int) -> Grid:
         np.concatenate([p.codes for p in parts], -1),
         np.stack([p.scale for p in parts], -1),
         np.stack([p.origin for p in parts], -1),
+        sum(p.clamped for p in parts),
     )
 
 

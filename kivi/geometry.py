@@ -36,7 +36,7 @@ def geometry(
     head_dim: int,
     value_head_dim: int | None,
     dtype: Any,
-    scale: float | None,
+    scale: Any,
     max_tokens: int | None,
     max_pages: int | None,
 ) -> Geometry:

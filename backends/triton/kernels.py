@@ -127,6 +127,10 @@ def load(generated: Generated, source: Path, interpret: bool) -> Loaded:
     return Loaded(generated, getattr(module, generated.name))
 
 
+#: Kernels of this process by text and mode: a text is compiled, or prepared for interpretation, once.
+LOADED: dict[tuple[str, bool], Loaded] = {}
+
+
 class Library:
     """The kernels of one backend instance."""
 
@@ -137,4 +141,7 @@ class Library:
 
     def _get(self, request: Request) -> Loaded:
         generated, source = jit.generated(request.key(self.versions), lambda: generate(request))
-        return load(generated, source, self.interpret)
+        same = (generated.source, self.interpret)  # requests that differ in what does not matter have the same text
+        if same not in LOADED:
+            LOADED[same] = load(generated, source, self.interpret)
+        return Loaded(generated, LOADED[same].launch)

@@ -39,7 +39,8 @@ def entries(spec: CacheSpec, g: Geometry) -> dict[str, Request]:
     metadata = [metadata_dtype(spec, which, g.dtype) for which in ("key", "value")]
     form = PageFormat(spec, layout, g.kv_heads, g.head_dim, g.value_head_dim, *metadata)
     target = named_layout("official_int32")
-    out = {}
+    out: dict[str, Request] = {}
+    options: tuple[tuple[str, Any], ...]
     for which, channels, stored in (("key", g.head_dim, metadata[0]), ("value", g.value_head_dim, metadata[1])):
         tensor = (("metadata", stored),)
         for entry, options in (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kivi.conformance.case import Attend, Case, Geometry, Poke, Refused, decode
+from kivi.conformance.case import Attend, Case, Commit, Crop, Geometry, Poke, Refused, Rollback, decode, draft
 from kivi.conformance.traces.build import Streams, Tensors
 
 
@@ -70,10 +70,44 @@ def streams(out: Streams) -> None:
     about = "a key block whose scale overflows: the step that seals it is refused as a whole"
     late = (span, Refused(Attend(2), error), Attend(1), Refused(Attend(1), error))
     out.add("scale", about, *late, geometry=Geometry(batch=2), reports=(), key__bits=1)
+    drafted = Attend(7, counts=(7, 3), commit=False, pokes=(Poke("k", 0, 0, 1, 5, -60000.0), Poke("k", 0, 0, 2, 5, 60000.0)))
+    refusals = (Refused(Commit(), error), Refused(Commit((6, 2)), error), Refused(Attend(), "PendingTokensError"))
+    kept = (Rollback(), drafted, Refused(Commit(), error), Commit(4), Crop(10), Attend(8))
+    about = "a commit whose seal overflows is refused, and its tokens go on waiting"
+    out.add("commit", about, Attend(10), drafted, *refusals, draft(1), *kept, geometry=Geometry(batch=2), reports=(), key__bits=1)
+
+
+def counts(out: Streams) -> None:
+    """Each saturated scale and origin is counted once (SPEC 3.7.4)."""
+    far = Geometry(batch=2, head_dim=16, dtype="float32")
+
+    def outliers(side: str, low: float, high: float) -> tuple[Poke, ...]:
+        return Poke(side, 0, 0, 0, 1, low), Poke(side, 0, 0, 2, 1, high), Poke(side, 1, 0, 1, 9, low), Poke(side, 1, 0, 1, 12, high)
+
+    keys, values = outliers("k", -70000.0, 80000.0), outliers("v", -66000.0, 1.0)
+    about = "saturated scales and origins are counted once, when they are sealed"
+    out.add(
+        "clamped",
+        about,
+        Attend(15, pokes=keys),
+        Attend(3, counts=(3, 2), pokes=values),
+        Attend(3, commit=False, pokes=keys + values),
+        Rollback(),
+        Attend(4, commit=False, pokes=outliers("v", 70000.0, -70000.0)),
+        Commit((4, 2)),
+        Attend(20),
+        *decode(2),
+        geometry=far,
+        reports=(),
+        overflow="saturate",
+        key__bits=1,
+        value__bits=1,
+    )
 
 
 def cases() -> list[Case]:
     whole, steps = Tensors("overflow"), Streams("overflow", geometry=Geometry(dtype="bfloat16"), reports=(4,))
     tensors(whole)
     streams(steps)
+    counts(steps)
     return [*whole.cases, *steps.cases]

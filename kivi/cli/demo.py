@@ -11,7 +11,7 @@ from kivi.cli.output import json_option, print_json, progress
 
 @click.command()
 @click.option("--backend", default="auto", show_default=True, help="The backend that stores the caches.")
-@click.option("--steps", type=click.IntRange(2, 4096), default=128, show_default=True, help="Tokens to predict through each cache.")
+@click.option("--steps", type=click.IntRange(2, 4096), default=96, show_default=True, help="Tokens to predict through each cache.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", help="Write report.html and demo.json there.")
 @json_option
 def demo(backend: str, steps: int, out: Path | None, as_json: bool) -> None:

@@ -91,7 +91,7 @@ def test_streams_are_small():
         if isinstance(case, Stream):
             assert case.geometry.kv_heads <= 3, case.id
             assert case.rows <= 4, case.id
-            assert case.length <= 180, case.id
+            assert case.length <= (300 if "/long." in case.id else 180), case.id
 
 
 def test_matrix_covers_all_pairs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from kivi.ir.interp import kv as interp
 from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.kv import Kv, text
 from kivi.ir.xdsl import ParseError, VerifyException, parse
-from kivi.layout import Layout, named_layout
+from kivi.layout import Layout, layouts, named_layout
 from kivi.passes import spec_to_kv
 from kivi.passes.address import units
 from kivi.passes.attention import Schedule
@@ -62,7 +63,7 @@ def entry_points(spec, dtype="float16"):
 OWN = {"name": "own.1", "word": "uint16", "key": "c0 t1 c1 w t0 c* t*", "value": "t0 c1 c0 w t1 c* t*"}
 SPECS = {
     **{name: kivi.load_spec(name) for name in kivi.presets()},
-    "own layout": spec_of(3, OWN),
+    "own layout": spec_of(2, OWN),
     "propagate": kivi.load_spec("teaching").override({"nonfinite": "propagate", "overflow": "saturate", "value.bits": 1}),
 }
 
@@ -98,8 +99,8 @@ def test_a_quantization_reads_as_what_it_is():
     )
 
 
-HEAD = """#by_channel = #kv.grid<channel, group = 2, bits = 2, metadata = f32, numerics = portable, round = half_even, degenerate = scale_one, \
-nonfinite = reject, overflow = reject>
+HEAD = """#by_channel = #kv.grid<channel, group = 2, bits = 2, metadata = f32, numerics = portable, round = half_even, \
+degenerate = scale_one, nonfinite = reject, overflow = reject>
 #layout = #kv.layout<"bytes_lsb", word = ui8, digits = "t:slot t* c*", page = 4>
 !keys = !kv.rows<tensor<?x1x?x8xf32>, #by_channel, #layout>
 #by_token = #kv.grid<token, group = 2, bits = 2, metadata = f32, numerics = portable, round = half_even, degenerate = scale_one, \
@@ -154,7 +155,7 @@ def layout(**changes):
     return LAYOUT.format(**{**PLACES, **changes})
 
 
-K, M, V = "tensor<1x2x8x6xf16>", "tensor<1x2x2x6xf16>", "tensor<1x2x8x2xf16>"
+K, WIDE, M, V = "tensor<1x2x8x6xf16>", "tensor<1x2x8x6xf32>", "tensor<1x2x2x6xf16>", "tensor<1x2x8x2xf16>"
 CODES, WORDS = f"!kv.codes<{K}, {grid()}>", f"!kv.words<{K}, {grid()}, {layout()}>"
 ROW, STATE = "tensor<1x2x?x6xf16>", f"!kv.rows<tensor<1x2x?x6xf16>, {grid()}, {layout()}>"
 VALUES = f"!kv.rows<tensor<1x2x?x6xf16>, {grid(axis='token')}, {layout(digits='c:slot c* t*')}>"
@@ -283,11 +284,8 @@ def check_tensor(spec, which, dtype, shape, x=None):
 
 
 @pytest.mark.parametrize("which", ["key", "value"])
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("layout", [*kivi.layout.layouts(), OWN])
+@pytest.mark.parametrize(("bits", "layout"), [*itertools.product((1, 2, 3, 4, 8), layouts()), (2, OWN)])
 def test_any_layout_and_width(which, bits, layout):
-    if (layout is OWN and bits == 1) or (layout is OWN and bits in (4, 8)):
-        pytest.skip("this permutation is written for the slots of two and three bits")
     check_tensor(spec_of(bits, layout), which, "float16", (1, 2, 24 if which == "key" else 21, 20))
 
 
@@ -299,7 +297,7 @@ def test_any_numerics(which, numerics, dtype):
     x = np.random.default_rng(2).standard_normal((2, 2, 24, 20)).astype(np_dtype(dtype))
     x[0, 0] = 0.0
     x[0, 1, :3, :3] *= 2.0**-24
-    x[1, 0] *= 3e4
+    x[1, 0] *= 1e4
     x[1, 1, 0, 0], x[1, 1, 20, 19], x[1, 1, 9, 9] = np.nan, np.inf, -0.0
     big = kivi.dtypes.largest(dtype)
     x[0, 1, 8, :2], x[0, 1, 9, :2] = -big, big
@@ -537,6 +535,7 @@ def test_a_schedule_changes_the_kernel_and_not_the_module():
     assert str(tails[0].module) != str(tails[1].module)
 
 
+DECODED = f"%x = kv.dequantize %c, %s, %s : {CODES}, {M} -> {K}"
 LOST = {
     "codes that are not packed": (
         f"func.func @f(%x: {K}) -> ({CODES}, {M}, {M}) {{\n%c, %s, %o = kv.quantize %x : {K} -> {CODES}, {M}\n"
@@ -563,7 +562,14 @@ LOST = {
             f"%k: {STATE}, %v: {VALUES}, %x: {ROW}, %c: {COUNTS}",
             f"%a = kv.append %k, %x, %c : {ROW}, {COUNTS} -> {STATE}\n%b = kv.append %a, %x, %c : {ROW}, {COUNTS} -> {STATE}",
         ),
-        "has no kernel of its own|takes the rows that the function was given",
+        "kv.append has no kernel of its own",
+    ),
+    "rows after a seal": (
+        uses(
+            f"%k: {STATE}, %v: {VALUES}, %x: {ROW}, %c: {COUNTS}",
+            f"%a = kv.seal block 8 %k : {STATE}\n%b = kv.append %a, %x, %c : {ROW}, {COUNTS} -> {STATE}",
+        ),
+        "takes the rows that the function was given",
     ),
     "a softmax of something else": (weighed("tensor<1x4x1x?xf32>", "tensor<1x4x1x6xf16>"), "one softmax over all tokens"),
 }

@@ -39,6 +39,16 @@ REQUIRED = {
     "fused multiply-add in dequantize": ["fused_dequantize"],
     "output times 1 + 1e-3": ["slightly_too_large"],
     "one token of a uniform trace dropped": ["first_token_dropped", "page_edge_dropped"],
+    "tokens beyond a block dropped": ["tokens_beyond_128_dropped", "tokens_beyond_256_dropped", "sealed_tokens_beyond_256_dropped"],
+    "page table that ends early": ["ninth_page_reads_the_eighth", "wide_table_loses_a_row"],
+    "shared pages overwritten": ["reset_zeroes_pages", "crop_zeroes_cut_rows", "crop_zeroes_dropped_pages"],
+    "pages lost": ["reset_keeps_pages", "crop_keeps_pages", "failed_step_keeps_pages"],
+    "settings lost by copies": ["fork_loses_scale", "load_loses_scale", "fork_loses_max_tokens", "load_loses_max_tokens"],
+    "pending tokens forgotten": ["max_tokens_ignores_pending", "failed_commit_drops_pending"],
+    "saturation not counted": ["clamped_is_zero"],
+    "internal memory handed out": ["floating_rows_are_views", "sealed_scales_are_views"],
+    "the caller's memory overwritten": ["overwrites_queries", "overwrites_keys", "overwrites_values", "overwrites_counts"],
+    "layout misreported": ["layout_misreported", "named_layout_ignored"],
 }
 
 

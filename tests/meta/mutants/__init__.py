@@ -28,9 +28,9 @@ def mutant(function: Any) -> Any:
 
 def every() -> dict[str, Mutant]:
     """All mutants by name."""
-    from tests.meta.mutants import arrays, attention, cache, grouping, narrow, packing, quantize, storage
+    from tests.meta.mutants import arrays, attention, cache, grouping, narrow, packing, quantize, shared, storage
 
-    assert all((arrays, attention, cache, grouping, narrow, packing, quantize, storage))
+    assert all((arrays, attention, cache, grouping, narrow, packing, quantize, shared, storage))
     return MUTANTS
 
 

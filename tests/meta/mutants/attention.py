@@ -360,3 +360,79 @@ class nan_reaches_earlier_rows(Attention):
         poisoned = np.isnan(values).any((0, 1)) | np.isnan(keys).any()
         out[..., poisoned] = np.nan
         return out
+
+
+@fault
+class tokens_beyond_128_dropped(Attention):
+    """A query sees 128 tokens at most, the oldest ones."""
+
+    def row(self, scores, values):
+        return super().row(scores[:128], values[:128])
+
+
+@fault
+class tokens_beyond_256_dropped(Attention):
+    """A query sees 256 tokens at most, the oldest ones."""
+
+    def row(self, scores, values):
+        return super().row(scores[:256], values[:256])
+
+
+@fault
+class tokens_before_the_last_256_dropped(Attention):
+    """A query sees 256 tokens at most, the newest ones."""
+
+    def row(self, scores, values):
+        return super().row(scores[-256:], values[-256:])
+
+
+@fault
+class sealed_tokens_beyond_256_dropped(Attention):
+    """Of the sealed tokens the first 256 are read."""
+
+    def row(self, scores, values):
+        sealed = int(self.reading.key_sealed[self.b])
+        scores = np.where((np.arange(len(scores)) >= 256) & (np.arange(len(scores)) < sealed), -np.inf, scores)
+        return super().row(scores, values)
+
+
+@fault
+class floating_tokens_beyond_256_dropped(Attention):
+    """Of the floating rows of the cache the first 256 are read."""
+
+    def row(self, scores, values):
+        sealed, stored = int(self.reading.key_sealed[self.b]), int(self.reading.stored[self.b])
+        scores = np.where((np.arange(len(scores)) >= sealed + 256) & (np.arange(len(scores)) < stored), -np.inf, scores)
+        return super().row(scores, values)
+
+
+class PageTwice(Attention):
+    """Page `page` is read from where the one before it lies."""
+
+    page = 0
+
+    def again(self):
+        table = self.reading.table.copy()
+        if table.shape[1] > self.page:
+            table[:, self.page, 0] = table[:, self.page - 1, 0]
+        return replace(self.reading, table=table)
+
+    def keys(self, k):
+        return reference.history(self.again(), self.b, "key", k)
+
+    def values(self, v):
+        return reference.history(self.again(), self.b, "value", v)
+
+
+@fault
+class ninth_page_reads_the_eighth(PageTwice):
+    """The ninth page of a request reads the eighth."""
+
+    page = 8
+
+
+@fault
+class seventeenth_page_reads_the_sixteenth(PageTwice):
+    """The seventeenth page of a request reads the sixteenth."""
+
+    page = 16
