@@ -22,6 +22,7 @@ from kivi.conformance.case import (
     draft,
 )
 from kivi.conformance.traces.build import Streams
+from kivi.conformance.traces.long import SMALL
 
 
 def full(n: int = 1, commit: bool = True) -> Refused:
@@ -43,9 +44,9 @@ def tokens(out: Streams) -> None:
 
 def pages(out: Streams) -> None:
     three = Geometry(head_dim=16, dtype="float32", max_pages=3)
-    freed = (Attend(48), full(16), Crop(20), Attend(16), full(16), Crop(0), Attend(48), full(16), Reset(), Attend(47), Attend(1), full(16))
-    out.add("freed", "pages that crop and reset drop are used again", *freed, geometry=three)
-    out.add("freed-paper", "the same, sealing first", *freed, geometry=three, order="seal_then_attend")
+    freed = (Attend(12), full(4), Crop(5), Attend(4), full(4), Crop(0), Attend(12), full(4), Reset(), Attend(11), Attend(1), full(4))
+    out.add("freed", "pages that crop and reset drop are used again", *freed, geometry=three, **SMALL)
+    out.add("freed-paper", "the same, sealing first", *freed, geometry=three, order="seal_then_attend", **SMALL)
     kept = (Attend(32), Reload(), Attend(16), full(16), Move(), full(16), Crop(32), Reload(), Attend(16), full(16))
     out.add("pages", "loaded caches keep max_pages", *kept, geometry=three)
     # An open page is copied before the old one is dropped: two pages hold the cache, a third one the copy.
