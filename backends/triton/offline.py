@@ -16,11 +16,12 @@ from typing import Any
 
 from kivi import jit, plugins
 from kivi.backend import layout_for
-from kivi.backends.triton.kernels import Request, generate, load, lower
+from kivi.backends.triton.kernels import Request, generate, load, lower, module
 from kivi.backends.triton.schedule import schedules
 from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, InputError
 from kivi.geometry import Geometry
+from kivi.ir import kv
 from kivi.ir.tile import Tile
 from kivi.ir.xdsl import clean
 from kivi.jit import Generated
@@ -30,7 +31,7 @@ from kivi.spec import CacheSpec
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 #: What `emit` can show, from the first to the last; the last four need a target.
-STAGES = ("tile", "source", "ptx", "cubin", "amdgcn", "hsaco")
+STAGES = ("kv", "tile", "source", "ptx", "cubin", "amdgcn", "hsaco")
 
 
 def entries(spec: CacheSpec, g: Geometry) -> dict[str, Request]:
@@ -64,6 +65,8 @@ def emit(request: Request, stage: str, target: str = "sm_90") -> str | bytes:
     """What one stage of compilation makes of a kernel. Raises `InputError` for an unknown stage or one that the target does not have."""
     if stage not in STAGES:
         raise InputError(f"stage = {stage!r}; known are {', '.join(STAGES)}")
+    if stage == "kv":
+        return kv.text(module(request))
     if stage == "tile":
         kernel = lower(request)
         clean(kernel.module, Tile)
@@ -73,7 +76,7 @@ def emit(request: Request, stage: str, target: str = "sm_90") -> str | bytes:
         return generated.source
     compiled = compile_kernel(generated, source, target, warps=warps_of(request))
     if stage not in compiled.asm:
-        raise InputError(f"target {target!r} has no stage {stage!r}; it has {', '.join(s for s in STAGES[2:] if s in compiled.asm)}")
+        raise InputError(f"target {target!r} has no stage {stage!r}; it has {', '.join(s for s in STAGES[3:] if s in compiled.asm)}")
     return compiled.asm[stage]
 
 

@@ -14,7 +14,7 @@ from kivi.errors import InputError
 @click.option("--spec", "source", default="kivi-2bit", show_default=True, help="A preset or a TOML file.")
 @click.option("--backend", default="triton", show_default=True)
 @click.option("--entry", help="The kernel; without it, the kernels are listed.")
-@click.option("--emit", "stage", default="source", show_default=True, help="tile, source, ptx, cubin, amdgcn or hsaco.")
+@click.option("--emit", "stage", default="source", show_default=True, help="kv, tile, source, ptx, cubin, amdgcn or hsaco.")
 @click.option("--target", default="sm_90", show_default=True, help="sm_80, sm_90, sm_100, gfx942 or gfx950.")
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--value-head-dim", type=int, help="Default: the head dimension.")
@@ -37,7 +37,7 @@ def compile_(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what becomes of a spec: the `tile` IR of a kernel, its source, and what a GPU's compiler makes of it."""
+    """Show what becomes of a spec: the `kv` module that a kernel comes from, its `tile` IR, its source, and what a GPU's compiler makes of it."""
     from kivi import plugins
     from kivi.geometry import geometry
     from kivi.spec import load_spec

@@ -22,6 +22,9 @@ def test_kernels_are_listed():
 
 
 def test_stages(tmp_path):
+    whole = invoke("--entry", "cache.merge", "--emit", "kv")
+    assert "kv.scores" in whole.output
+    assert whole.output.index("kv.softmax") < whole.output.index("kv.output")
     ir = invoke("--entry", "cache.merge", "--emit", "tile")
     assert "func.func @merge(" in ir.output
     assert "tile.load" in ir.output
@@ -37,7 +40,7 @@ def test_stages(tmp_path):
 def test_what_cannot_be_shown():
     for arguments, words in (
         (("--entry", "nope"), "cache.merge"),
-        (("--entry", "cache.merge", "--emit", "elf"), "tile, source"),
+        (("--entry", "cache.merge", "--emit", "elf"), "kv, tile, source"),
         (("--entry", "cache.merge", "--emit", "ptx", "--target", "sm_35"), "sm_80"),
         (("--entry", "cache.merge", "--emit", "hsaco"), "has no stage 'hsaco'"),
         (("--entry", "cache.merge", "--emit", "cubin"), "--out"),
