@@ -37,7 +37,8 @@ def compile_(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what becomes of a spec: the `kv` module that a kernel comes from, its `tile` IR, its source, and what a GPU's compiler makes of it."""
+    """Show what becomes of a spec: the `kv` module that a kernel comes from, its `tile` IR, its source, and what a GPU's compiler
+    makes of it."""
     from kivi import plugins
     from kivi.geometry import geometry
     from kivi.spec import load_spec

@@ -6,6 +6,7 @@ one block of its tensor. Each function returns a module with one kernel and the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kivi.ir.build import Pointer, Tile, indices, kernel, pointer, program_id, where
@@ -110,6 +111,28 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
     return Kernel(name, kernel(name, arguments, body), grid, list(arguments))
 
 
+def store_page(
+    words: Pointer,
+    arrangement: Arrangement,
+    code: Callable[[Tile, Tile, Tile], Tile],
+    first: Tile,
+    tokens: Tile,
+    block: int,
+    row: Tile,
+    total: Tile,
+) -> None:
+    """Write this program's share of the words of the page that starts at token `first`; `code` gives the codes of its rows."""
+    extent = Extent(first * 0, (tokens - first).minimum(arrangement.tokens), arrangement.channels)
+    unit = program_id(2) * block + indices(block, 0, 2)
+    parts, keep, major, minor = pack_units(arrangement, unit, code, extent)
+    lead, step = code_of(arrangement, unit, unit * 0)[0], arrangement.token_step
+    mask = (unit < units(arrangement)) & (lead // step < (extent.count + (step - 1)) // step)
+    shift = program_id(1) * arrangement.shape[arrangement.token_axis]
+    major, minor = (major + shift, minor) if arrangement.token_axis == 0 else (major, minor + shift)
+    offsets = [program_id(0).to(i64) * total + o.to(i64) for o in word_offsets(arrangement, major, minor, row)]
+    store_words(words, offsets, parts, keep, mask, partial=False)
+
+
 def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
     """Words of x, given its scales and origins."""
     block = max(1, min(power(units(arrangement)), ELEMENTS // 4 // arrangement.unit))
@@ -130,7 +153,6 @@ def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
     ) -> None:
         base = element_offset(heads, x_batch, x_head)
         first = program_id(1) * arrangement.tokens
-        extent = Extent(first * 0, (tokens - first).minimum(arrangement.tokens), arrangement.channels)
 
         def code(token: Tile, channel: Tile, mask: Tile) -> Tile:
             token = token + first
@@ -140,15 +162,7 @@ def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
             o = numbers.load_float(origin, n.metadata, at, mask, 0.0)
             return numbers.codes(element, s, o, n)
 
-        unit = program_id(2) * block + indices(block, 0, 2)
-        parts, keep, major, minor = pack_units(arrangement, unit, code, extent)
-        lead = code_of(arrangement, unit, unit * 0)[0]
-        step = arrangement.token_step
-        mask = (unit < units(arrangement)) & (lead // step < (extent.count + (step - 1)) // step)
-        shift = program_id(1) * arrangement.shape[arrangement.token_axis]
-        major, minor = (major + shift, minor) if arrangement.token_axis == 0 else (major, minor + shift)
-        offsets = [program_id(0).to(i64) * total + o.to(i64) for o in word_offsets(arrangement, major, minor, row)]
-        store_words(words, offsets, parts, keep, mask, partial=False)
+        store_page(words, arrangement, code, first, tokens, block, row, total)
 
     arguments = {
         "x": float_pointer(n.dtype),
@@ -224,21 +238,12 @@ def repack_kernel(which: str, source: Arrangement, target: Arrangement) -> Kerne
 
     def body(words: Pointer, out: Pointer, tokens: Tile, row: Tile, total: Tile, out_row: Tile, out_total: Tile) -> None:
         first = program_id(1) * target.tokens
-        extent = Extent(first * 0, (tokens - first).minimum(target.tokens), target.channels)
 
         def code(token: Tile, channel: Tile, mask: Tile) -> Tile:
             word, slot = word_of(source, token + first, channel, row, total)
             return field_at(source, lambda at: _word(words, at, mask), word, slot)
 
-        unit = program_id(2) * block + indices(block, 0, 2)
-        parts, keep, major, minor = pack_units(target, unit, code, extent)
-        lead = code_of(target, unit, unit * 0)[0]
-        step = target.token_step
-        mask = (unit < units(target)) & (lead // step < (extent.count + (step - 1)) // step)
-        shift = program_id(1) * target.shape[target.token_axis]
-        major, minor = (major + shift, minor) if target.token_axis == 0 else (major, minor + shift)
-        offsets = [program_id(0).to(i64) * out_total + o.to(i64) for o in word_offsets(target, major, minor, out_row)]
-        store_words(out, offsets, parts, keep, mask, partial=False)
+        store_page(out, target, code, first, tokens, block, out_row, out_total)
 
     arguments = {
         "words": pointer(source.word),
