@@ -5,7 +5,7 @@ A backend folder holds `backend.toml` (read as `Manifest`, nothing imported) and
     probe(mode, device) -> Probe             never raises
     create(manifest, mode, device) -> Backend
 
-A port implements the abstract methods of `Backend`: five on whole tensors, three on a paged cache, and the array plumbing.
+A port implements the abstract methods of `Backend`: four on whole tensors, four on a paged cache, and the array plumbing.
 All arithmetic is specified in spec/SPEC.md; a backend decides how, never what.
 """
 

@@ -33,27 +33,53 @@ class Found:
     package: str
 
 
+@dataclass(frozen=True)
+class Scan:
+    """All backends by name, and what claims to be one and cannot be used: a backend's or an entry point's name -> why."""
+
+    found: dict[str, Found]
+    broken: dict[str, str]
+
+
 @cache
-def found() -> dict[str, Found]:
-    """All backends by name. Raises `UnsupportedError` for a bad manifest or a name that two backends claim."""
-    out: dict[str, Found] = {}
-    for package, path in [*_in_tree(), *_outside()]:
-        manifest = read_manifest(path.read_text("utf-8"), str(path))
-        if manifest.name in out:
-            raise UnsupportedError(
-                f"two backends are called {manifest.name!r}: {out[manifest.name].package} and {package}; rename one in its "
-                f"backend.toml, or uninstall it"
+def scan() -> Scan:
+    """Look for backends. A bad one is set aside with its reason: it must not take the others down."""
+    out = Scan({}, {})
+    places, out_of_order = _outside()
+    out.broken.update(out_of_order)
+    for package, path in [*_in_tree(), *places]:
+        try:
+            manifest = read_manifest(path.read_text("utf-8"), str(path))
+        except (OSError, ValueError, UnsupportedError) as error:
+            out.broken[package.rpartition(".")[2]] = str(error)
+            continue
+        if manifest.name in out.found:
+            first = out.found.pop(manifest.name).package
+            out.broken[manifest.name] = (
+                f"two backends are called {manifest.name!r}: {first} and {package}; rename one in its backend.toml, or uninstall it"
             )
-        out[manifest.name] = Found(manifest, package)
+        elif manifest.name not in out.broken:
+            out.found[manifest.name] = Found(manifest, package)
     return out
 
 
+def found() -> dict[str, Found]:
+    """All usable backends by name."""
+    return scan().found
+
+
+def broken() -> dict[str, str]:
+    """Backends that cannot be used whatever the request, and why."""
+    return scan().broken
+
+
 def get(name: str) -> Found:
-    """One backend by name. Raises `UnknownBackendError` listing the known ones."""
-    try:
+    """One backend by name. Raises `UnknownBackendError` listing the known ones, `UnsupportedError` for a broken one."""
+    if name in found():
         return found()[name]
-    except KeyError:
-        raise UnknownBackendError(f"no backend is called {name!r}; installed are {', '.join(sorted(found()))}") from None
+    if name in broken():
+        raise UnsupportedError(f"backend {name!r} cannot be used: {broken()[name]}")
+    raise UnknownBackendError(f"no backend is called {name!r}; installed are {', '.join(sorted(found()))}")
 
 
 def driver(name: str) -> ModuleType:
@@ -112,15 +138,21 @@ def _in_tree() -> list[tuple[str, Path]]:
     return [(f"kivi.backends.{path.parent.name}", path) for path in sorted(folder.glob("*/backend.toml"))]
 
 
-def _outside() -> list[tuple[str, Path]]:
-    out = []
+def _outside() -> tuple[list[tuple[str, Path]], dict[str, str]]:
+    """(package, manifest) of the entry points, and name -> why of those that hold none."""
+    places, bad = [], {}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        spec = importlib.util.find_spec(point.value)
-        for place in (spec.submodule_search_locations or []) if spec else []:
-            path = Path(place) / "backend.toml"
-            if path.is_file():
-                out.append((point.value, path))
-                break
+        try:
+            spec = importlib.util.find_spec(point.value)
+            folders = list(spec.submodule_search_locations or []) if spec else []
+        except (ImportError, ValueError, AttributeError) as error:
+            folders, bad[point.name] = [], f"{type(error).__name__}: {error}; "
+        path = next((p for folder in folders if (p := Path(folder) / "backend.toml").is_file()), None)
+        if path is not None:
+            places.append((point.value, path))
         else:
-            raise UnsupportedError(f"entry point {point.name!r} of {ENTRY_POINTS} names {point.value!r}, which holds no backend.toml")
-    return out
+            bad[point.name] = (
+                f"{bad.get(point.name, '')}entry point {point.name!r} of {ENTRY_POINTS} names {point.value!r}, which is not a package with "
+                f"a backend.toml in it; the value must be a package, not module:object, and its package data must include *.toml"
+            )
+    return places, bad

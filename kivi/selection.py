@@ -64,7 +64,8 @@ def backends() -> list[BackendInfo]:
                     name, state.available, mode, state.devices or devices, state.reason, found.manifest.summary, found.manifest.priority
                 )
             )
-    return sorted(out, key=lambda info: (not info.available, -info.priority, info.name))
+    out += [BackendInfo(name, False, "", (), reason) for name, reason in plugins.broken().items()]
+    return sorted(out, key=lambda info: (not info.available, info.mode != "device", -info.priority, info.name))
 
 
 def get_backend(name: str, mode: str | None = None, device: str | None = None) -> Backend:
@@ -147,7 +148,8 @@ def incapable(manifest: Manifest, spec: CacheSpec, g: Geometry) -> str:
         return f"packing.layout = {name!r}, it has {', '.join(can.layouts)}"
     for what, dim in (("head_dim", g.head_dim), ("value_head_dim", g.value_head_dim)):
         if dim > can.head_dim_max or dim % can.head_dim_multiple:
-            return f"{what} = {dim}, it takes multiples of {can.head_dim_multiple} up to {can.head_dim_max}"
+            several = f"multiples of {can.head_dim_multiple} up to" if can.head_dim_multiple > 1 else "at most"
+            return f"{what} = {dim}, it takes {several} {can.head_dim_max}"
     return ""
 
 
@@ -158,7 +160,7 @@ def _select(spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> Sele
         plugins.get(forced)
     wanted = mode or "device"  # only real execution is chosen unasked: an interpreter or simulator is for testing
     able: list[Manifest] = []
-    rejected: list[Rejected] = []
+    rejected = [Rejected(name, wanted, reason) for name, reason in plugins.broken().items()]
     for found in sorted(plugins.found().values(), key=lambda f: (-f.manifest.priority, f.manifest.name)):
         manifest = found.manifest
         reason = f"KIVI_BACKEND = {forced!r}" if forced and manifest.name != forced else _why_not(manifest, spec, g, wanted, device)
@@ -168,11 +170,18 @@ def _select(spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> Sele
             able.append(manifest)
     if not able:
         reasons = "; ".join(f"{r.name} ({r.mode}): {r.reason}" for r in rejected)
-        raise UnsupportedError(f"no backend can serve spec {spec.name!r} with {g}: {reasons}")
+        shape = f"{g.q_heads} query heads, {g.kv_heads} KV heads, head_dim {g.head_dim}, {g.dtype}"
+        raise UnsupportedError(f"no backend can serve spec {spec.name!r} with {shape}: {reasons}")
     winner, *losers = able
-    rejected += [Rejected(m.name, wanted, f"priority {m.priority} is lower than {winner.priority} of {winner.name!r}") for m in losers]
+    rejected += [Rejected(m.name, wanted, _why_behind(m, winner)) for m in losers]
     because = f"KIVI_BACKEND = {forced!r}" if forced else f"highest priority ({winner.priority}) of those that can serve the request"
     return Selection(get_backend(winner.name, wanted, device), because, tuple(rejected))
+
+
+def _why_behind(loser: Manifest, winner: Manifest) -> str:
+    if loser.priority == winner.priority:
+        return f"same priority ({loser.priority}) as {winner.name!r}, which comes first by name"
+    return f"priority {loser.priority} is lower than {winner.priority} of {winner.name!r}"
 
 
 def _why_not(manifest: Manifest, spec: CacheSpec, g: Geometry, mode: str, device: str) -> str:
@@ -203,6 +212,9 @@ def _probe(manifest: Manifest, mode: str, device: str) -> Probe:
     if missing:
         return Probe(available=False, mode=mode, reason=f"{'; '.join(missing)}; {plugins.install_hint(manifest.name)}")
     try:
-        return plugins.driver(manifest.name).probe(mode, device)
+        state = plugins.driver(manifest.name).probe(mode, device)
+        if not isinstance(state, Probe):
+            raise TypeError(f"probe() returned a {type(state).__name__}, not a kivi.backend.Probe")
+        return state
     except Exception as error:  # a probe must never take the caller down
         return Probe(available=False, mode=mode, reason=f"{type(error).__name__}: {error}")

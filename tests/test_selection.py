@@ -131,13 +131,44 @@ def test_a_bad_manifest_is_named(old, new, word):
 
 
 def test_two_backends_of_one_name_are_refused(monkeypatch):
-    plugins.found.cache_clear()
+    plugins.scan.cache_clear()
     try:
-        monkeypatch.setattr(plugins, "_outside", plugins._in_tree)
+        monkeypatch.setattr(plugins, "_outside", lambda: ([p for p in plugins._in_tree() if "reference" in p[0]], {}))
         with pytest.raises(UnsupportedError, match="two backends are called 'reference'"):
-            plugins.found()
+            plugins.get("reference")
+        assert plugins.get("triton").manifest.name == "triton"
+        [info] = [i for i in kivi.backends() if i.name == "reference"]
+        assert not info.available
+        assert "rename one" in info.reason
+        with pytest.raises(UnsupportedError, match="two backends are called"):
+            kivi.select("kivi-2bit", device="cpu")
     finally:
-        plugins.found.cache_clear()
+        plugins.scan.cache_clear()
+
+
+def test_a_bad_outside_package_does_not_take_the_others_down(monkeypatch):
+    points = [
+        importlib.metadata.EntryPoint(name, value, plugins.ENTRY_POINTS) for name, value in (("a", "json"), ("b", "no.such"), ("c", "x:Y"))
+    ]
+    plugins.scan.cache_clear()
+    try:
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+        assert kivi.get_backend("reference").name == "reference"
+        reasons = {i.name: i.reason for i in kivi.backends()}
+        for name in "abc":
+            assert "not a package with a backend.toml" in reasons[name]
+        with pytest.raises(UnsupportedError, match="entry point 'a'"):
+            kivi.get_backend("a")
+        assert {"a", "b", "c"} <= {r.name for r in kivi.select("kivi-2bit").rejected}
+    finally:
+        plugins.scan.cache_clear()
+
+
+def test_a_probe_of_the_wrong_type_is_a_reason(monkeypatch):
+    from kivi.backends.reference import driver
+
+    monkeypatch.setattr(driver, "probe", lambda mode, device: 1)
+    assert "not a kivi.backend.Probe" in next(i for i in kivi.backends() if i.name == "reference").reason
 
 
 def test_selection_module_reexports():

@@ -44,9 +44,14 @@ def compile_(
     from kivi.spec import load_spec
 
     compiler = plugins.offline(backend)
+    for name, value, known in (("emit", stage, compiler.STAGES), ("target", target, compiler.TARGETS)):
+        if value not in known:
+            raise InputError(f"{name} = {value!r}; known are {', '.join(known)}")
     spec = load_spec(source)
     kernels = compiler.entries(spec, geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, None, None, None))
     if entry is None:
+        if out is not None:
+            raise InputError("--out needs --entry: name the kernel to write")
         if as_json:
             print_json(
                 {"backend": backend, "spec": spec.hash, "entries": list(kernels), "stages": compiler.STAGES, "targets": compiler.TARGETS}
