@@ -51,11 +51,15 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# On a machine with a GPU, whose own Python holds torch and Triton for it; kivi's other requirements must be importable there.
-DEVICE_PYTHON ?= python3
+# On a machine with a GPU. DEVICE_PYTHON names an interpreter that holds torch and Triton for it, with kivi's other requirements
+# importable; without it .venv is used.
 OUT ?= out/device
+ifdef DEVICE_PYTHON
 device-check:
-	PYTHONPATH=. $(DEVICE_PYTHON) benchmarks/device_check.py --out $(OUT)
+else
+device-check: $(STAMP)
+endif
+	PYTHONPATH=. $(or $(DEVICE_PYTHON),$(BIN)/python) benchmarks/device_check.py --out $(OUT)
 
 clean:
 	rm -rf build dist out *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

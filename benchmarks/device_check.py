@@ -23,6 +23,7 @@ import torch
 
 import kivi
 from kivi import plugins
+from kivi.errors import KiviError
 
 GPU_BACKENDS = ("triton",)
 SHAPES = {
@@ -135,4 +136,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KiviError as error:
+        sys.exit(f"device-check: {error}")
