@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
-from kivi import checks, memory, storefile
+from kivi import accounts, checks, memory, storefile
 from kivi.arrays import sample
 from kivi.backend import Append, Backend, Ran, Reading, Seal, Windows
 from kivi.dtypes import lowest_origin, metadata_dtype
@@ -29,53 +28,9 @@ from kivi.quantized import QuantizedTensor
 from kivi.segments import segments
 from kivi.selection import resolve
 from kivi.spec import CacheSpec, load_spec
+from kivi.state import Lengths, State
 
 SLACK = 8  # window rows beyond the residual, so that short chunks need no fresh window
-
-
-class Lengths(NamedTuple):
-    """Token counts of one request; `lengths["tokens"]` reads as `lengths.tokens`. Pending tokens are not counted."""
-
-    tokens: int
-    key_sealed: int
-    key_residual: int
-    value_sealed: int
-    value_residual: int
-
-    def __getitem__(self, key: Any) -> Any:
-        return getattr(self, key) if isinstance(key, str) else tuple.__getitem__(self, key)
-
-    def keys(self) -> tuple[str, ...]:
-        return self._fields
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything that changes. int64 arrays [B]; `table` [B, M, 2] holds (page, first token), `pages` rows of it are valid."""
-
-    tokens: np.ndarray
-    pending: np.ndarray
-    key_sealed: np.ndarray
-    value_sealed: np.ndarray
-    pages: np.ndarray
-    table: np.ndarray
-    windows: Windows
-    clamped: int = 0
-
-    @property
-    def stored(self) -> np.ndarray:
-        """Tokens whose rows the cache holds, pending ones included."""
-        return self.tokens + self.pending
-
-    def rows(self, b: int) -> list[tuple[int, int, int]]:
-        """(page, first token, end) of request b's pages."""
-        table = self.table[b, : self.pages[b]].tolist()
-        ends = [first for _, first in table[1:]] + [int(self.key_sealed[b])]
-        return [(page, first, end) for (page, first), end in zip(table, ends)]
-
-    def open_pages(self, b: int) -> set[int]:
-        """Pages of request b that still wait for values: never shared."""
-        return {page for page, _, end in self.rows(b) if end > self.value_sealed[b]}
 
 
 class KVCache:
@@ -191,14 +146,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of every page this cache refers to, of its windows and of its tables. A page shared with a fork counts here too."""
-        s = self._state
-        pages = {page for b in range(self.batch) for page, _ in s.table[b, : s.pages[b]].tolist()}
-        return len(pages) * self.pool.format.page_bytes + self._host_and_window_bytes()
-
-    def _host_and_window_bytes(self) -> int:
-        s = self._state
-        tables = s.table.nbytes + s.tokens.nbytes + s.pending.nbytes + s.key_sealed.nbytes + s.value_sealed.nbytes + s.pages.nbytes
-        return int(s.windows.key.nbytes + s.windows.value.nbytes + tables)
+        return accounts.nbytes(self._state, self.pool)
 
     def memory(self) -> dict[str, Any]:
         """Measured bytes by kind, the formula, and the padding between them by kind (SPEC 9.6).
@@ -206,47 +154,7 @@ class KVCache:
         `measured` = `formula` + sum of `padding`; it is `nbytes`. `pool` counts each page of the pool once, free ones too.
         `clamped` counts scales and origins that were saturated.
         """
-        s, g, form = self._state, self.geometry, self.pool.format
-        rows = [
-            (page, end - first, max(0, min(end, int(s.value_sealed[b])) - first))
-            for b in range(self.batch)
-            for page, first, end in s.rows(b)
-        ]
-        held: dict[int, tuple[int, int]] = {}
-        for page, keys, values in rows:  # a page that two requests share holds the longer of the two views
-            old = held.get(page, (0, 0))
-            held[page] = (max(keys, old[0]), max(values, old[1]))
-        keys, values = (sum(lengths[i] for lengths in held.values()) for i in (0, 1))
-        shared_keys, shared_values = (sum(row[i + 1] for row in rows) - total for i, total in ((0, keys), (1, values)))
-        key_side, value_side = memory.sides(self.spec, g.dtype, g.head_dim, g.value_head_dim)
-        shared = g.kv_heads * (shared_keys * key_side.sealed_token + shared_values * value_side.sealed_token)
-        lengths = list(zip(*(memory.integers(a) for a in (s.tokens, s.key_sealed, s.value_sealed))))
-        formula = memory.formula(self.spec, g.dtype, g.kv_heads, g.head_dim, g.value_head_dim, lengths) - shared
-        fields = {name: len(held) * g.kv_heads * field.bytes for name, field in form.fields.items()}
-        tables = self._host_and_window_bytes() - int(s.windows.key.nbytes + s.windows.value.nbytes)
-        padding = {
-            **memory.page_padding(form, g.dtype, len(held), keys, values),
-            "key_window": memory.window_padding(s.windows.key.shape, g.dtype, int((s.tokens - s.key_sealed).sum())),
-            "value_window": memory.window_padding(s.windows.value.shape, g.dtype, int((s.tokens - s.value_sealed).sum())),
-            "tables": Fraction(tables),
-        }
-        tokens = memory.integers(s.tokens)
-        return {
-            "measured": self.nbytes,
-            "formula": memory.whole(formula),
-            "padding": {name: memory.whole(x) for name, x in padding.items()},
-            "by_kind": {
-                **fields,
-                "alignment": len(held) * (form.page_bytes - g.kv_heads * sum(f.bytes for f in form.fields.values())),
-                "key_window": int(s.windows.key.nbytes),
-                "value_window": int(s.windows.value.nbytes),
-                "tables": tables,
-            },
-            "full_precision": memory.full_precision(g.dtype, g.kv_heads, g.head_dim, g.value_head_dim, sum(tokens)),
-            "pool": self.pool.nbytes,
-            "tokens": tokens,
-            "clamped": s.clamped,
-        }
+        return accounts.account(self._state, self.spec, self.geometry, self.pool)
 
     # -- attention and growth -------------------------------------------------------------------------------------------
 
