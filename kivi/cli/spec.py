@@ -22,7 +22,7 @@ def spec() -> None:
 @spec.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the presets."""
+    """List the presets; `kivi spec show` prints one whole."""
     from kivi.spec import load_spec, presets
 
     specs = [load_spec(name) for name in presets()]
@@ -30,16 +30,14 @@ def list_(as_json: bool) -> None:
         print_json([{"name": s.name, "hash": s.hash, "spec": s.to_dict()} for s in specs])
         return
     print_table(
-        ("preset", "numerics", "order", "key", "value", "layout", "hash"),
+        ("preset", "numerics", "key: bits/G/R", "value: bits/G/R", "layout"),
         (
             (
                 s.name,
                 s.numerics,
-                s.order,
-                f"{s.key.bits} bits, G={s.key.group}, R={s.key.residual}, {s.key.metadata}",
-                f"{s.value.bits} bits, G={s.value.group}, R={s.value.residual}, {s.value.metadata}",
+                f"{s.key.bits}/{s.key.group}/{s.key.residual} {s.key.metadata}",
+                f"{s.value.bits}/{s.value.group}/{s.value.residual} {s.value.metadata}",
                 s.to_dict()["packing"]["layout"],
-                s.hash[:12],
             )
             for s in specs
         ),
