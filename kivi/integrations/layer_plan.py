@@ -30,6 +30,8 @@ def plan_layers(config: Any) -> tuple[list[LayerPlan], list[Any]]:
     `config` is a model's configuration; of a composite model its text decoder counts. Raises `IntegrationError` for a model or
     a layer that kivi cannot serve, naming it.
     """
+    if not hasattr(config, "get_text_config"):
+        raise IntegrationError(f"config is a {type(config).__name__}; pass the model's configuration, model.config")
     decoder = config.get_text_config(decoder=True)
     _refuse_model(config, decoder)
     try:

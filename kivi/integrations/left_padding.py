@@ -75,7 +75,9 @@ class LeftPadding:
         return np.maximum(width - self.padding, 0)
 
     def take(self, rows: np.ndarray) -> None:
-        """Keep these requests, in this order; one may appear several times."""
+        """Keep these requests, in this order; one may appear several times. Nothing to do before the first tokens."""
+        if not len(self.padding):
+            return
         self.padding = self.padding[rows]
         self.offset = None if self.offset is None else self.offset[rows]
         self._last = None

@@ -99,10 +99,11 @@ class KiviCache(Cache):
 
     def memory(self) -> dict[str, Any]:
         """`kivi.KVCache.memory()` summed over layers, and `full_precision_layers`: bytes of the layers that are not quantized."""
-        total: dict[str, Any] = {"measured": 0, "formula": 0, "full_precision": 0, "padding": Counter(), "by_kind": Counter()}
+        total: dict[str, Any] = {"measured": 0, "formula": 0, "full_precision": 0, "pool": 0, "clamped": 0}
+        total |= {"padding": Counter(), "by_kind": Counter()}
         for cache in self.kv.values():
             report = cache.memory()
-            for key in ("measured", "formula", "full_precision"):
+            for key in ("measured", "formula", "full_precision", "pool", "clamped"):
                 total[key] += report[key]
             for key in ("padding", "by_kind"):
                 total[key].update(report[key])

@@ -262,3 +262,18 @@ def test_a_deep_copy_is_another_cache(model):
         fresh = KiviCache(SPEC, model.config)
         step(model, prompt(40), fresh)
         assert torch.equal(step(model, prompt(9, seed=seed), fresh), out)
+
+
+def test_batch_edits_before_the_first_tokens_do_nothing():
+    """A beam search may reorder a cache that is still empty."""
+    cache = KiviCache("teaching", FAMILIES["llama"]())
+    cache.reorder_cache(torch.tensor([1, 0]))
+    cache.batch_select_indices(torch.tensor([0]))
+    cache.batch_repeat_interleave(2)
+    assert cache.get_seq_length() == 0
+
+
+@pytest.mark.parametrize("config", [None, object()])
+def test_a_configuration_is_needed(config):
+    with pytest.raises(IntegrationError, match=r"model\.config"):
+        KiviCache("teaching", config)
