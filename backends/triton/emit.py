@@ -87,9 +87,12 @@ class Printer:
 
     def text(self) -> str:
         block = self.kernel.body.block
-        arguments = ", ".join(self.name(a) for a in block.args)
+        scalars = [a for a in block.args if not isinstance(a.type, tile.PtrType)]
+        arguments = ", ".join(self.name(a) + (f": {_type(a.type)}" if a in scalars else "") for a in block.args)
+        # A launcher would take an int of 1 for a constant, and a small one for 32 bits; kernels are typed.
+        typed = f"@triton.jit(do_not_specialize={[self.name(a) for a in scalars]})" if scalars else "@triton.jit"
         self.block(block.ops)
-        return "\n".join(["@triton.jit", f"def {self.kernel.sym_name.data}({arguments}):", *self.lines, ""])
+        return "\n".join([typed, f"def {self.kernel.sym_name.data}({arguments}):", *self.lines, ""])
 
     def name(self, value: SSAValue) -> str:
         """The Python name of a value: its hint, made unique."""

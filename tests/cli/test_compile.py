@@ -29,7 +29,7 @@ def test_stages(tmp_path):
     assert "func.func @merge(" in ir.output
     assert "tile.load" in ir.output
     source = invoke("--entry", "cache.merge", "--emit", "source")
-    assert "@triton.jit\ndef merge(" in source.output
+    assert "\ndef merge(" in source.output
     ptx = invoke("--entry", "cache.merge", "--emit", "ptx", "--target", "sm_80")
     assert ".target sm_80" in ptx.output
     done = invoke("--entry", "cache.merge", "--emit", "hsaco", "--target", "gfx942", "--out", str(tmp_path / "merge.hsaco"))
