@@ -5,7 +5,7 @@
     register()
     model.set_attn_implementation("kivi")
     cache = KiviCache("kivi-2bit", model.config)
-    model.generate(**inputs, cache=cache)           # `past_key_values=cache` in older code
+    model.generate(**inputs, cache=cache)           # or past_key_values=cache, before transformers 5.24
 
 The choice made here: a cache layer's `update` does not return the history as tensors, because to rebuild it every step is
 what makes a quantized cache slow and large. It returns the new tokens and the layer they belong to; these go straight to the

@@ -13,7 +13,6 @@ from kivi.ir import tile
 from kivi.ir.tile import Combine, CombineAttr, Predicate, PredicateAttr, Sign, SignAttr, element_of, shape_of, tile_of
 from kivi.ir.xdsl import (
     Attribute,
-    BFloat16Type,
     Block,
     DenseArrayBase,
     FloatAttr,
@@ -262,15 +261,6 @@ def exp2(x: Tile) -> Tile:
     return Tile(math.Exp2Op(x.value).result)
 
 
-def log2(x: Tile) -> Tile:
-    return Tile(math.Log2Op(x.value).result)
-
-
-def round_even(x: Tile) -> Tile:
-    """The nearest integer, halves to even, as a float."""
-    return Tile(math.RoundEvenOp(x.value).result)
-
-
 def dot(a: Tile, b: Tile, acc: Tile) -> Tile:
     return Tile(_create(tile.DotOp, [a.value, b.value, acc.value], acc.value.type))
 
@@ -345,7 +335,3 @@ def _optional(mask: Tile | None, shape: tuple[int, ...]) -> list[SSAValue]:
 
 def _is_one(x: Any) -> bool:
     return isinstance(x, int) and x == 1
-
-
-def is_bfloat16(element: Attribute) -> bool:
-    return isinstance(element, BFloat16Type)
