@@ -12,24 +12,26 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A printed kernel: its source, name, argument types, grid (see `kivi.passes.tensors.Kernel`), and the hash of its IR."""
+    """A printed kernel: its source, name, argument types, grid (see `kivi.passes.tensors.Kernel`), the hash of its IR, and what else a
+    launch needs (JSON data: threads, bytes of shared memory)."""
 
     name: str
     source: str
     signature: dict[str, str]
     grid: list[list[tuple[str, int]]]
     ir_hash: str
+    launch: dict[str, int] = field(default_factory=dict)
 
     def programs(self, values: Mapping[str, int]) -> tuple[int, ...]:
         """The grid for these values of its arguments."""
@@ -55,22 +57,22 @@ def compiler_hash() -> str:
     """SHA-256 over the sources that decide generated text."""
     digest = hashlib.sha256()
     root = resources.files("kivi")
-    for place in ("layout.py", "pool.py", "dtypes.py", "spec.py", "ir", "passes", "emit", "backends"):
+    for place in ("layout.py", "pool.py", "dtypes.py", "schedule.py", "spec.py", "ir", "passes", "kernels", "emit", "backends"):
         for path in sorted(Path(str(root / place)).rglob("*.py")) if not place.endswith(".py") else [Path(str(root / place))]:
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def generated(key: Mapping[str, Any], build: Callable[[], Generated]) -> tuple[Generated, Path]:
-    """The entry of `key`, built if there is none; and the file with its source.
+def generated(key: Mapping[str, Any], build: Callable[[], Generated], suffix: str = ".py") -> tuple[Generated, Path]:
+    """The entry of `key`, built if there is none; and the file with its source, which ends in `suffix`.
 
     key: JSON data that names backend, spec hash, entry point, shapes, schedule and tool versions. `build` may import the compiler.
     """
     text = json.dumps({**key, "format": FORMAT, "compiler": compiler_hash()}, sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()
     folder = cache_folder() / str(key["backend"])
-    entry, source = folder / f"{name}.json", folder / f"k{name[:24]}.py"
+    entry, source = folder / f"{name}.json", folder / f"k{name[:24]}{suffix}"
     found = _read(entry, text)
     if found is None:
         found = build()
@@ -93,7 +95,7 @@ def _read(path: Path, key: str) -> Generated | None:
             return None
         fields = body["entry"]
         grid = [[(str(a), int(d)) for a, d in axis] for axis in fields["grid"]]
-        return Generated(fields["name"], fields["source"], fields["signature"], grid, fields["ir_hash"])
+        return Generated(fields["name"], fields["source"], fields["signature"], grid, fields["ir_hash"], fields["launch"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kivi import jit, plugins
+from kivi import plugins
 from kivi.backend import layout_for
-from kivi.backends.triton.kernels import Request, generate, load, lower, module
+from kivi.backends.triton.kernels import library, load
 from kivi.backends.triton.schedule import schedules
 from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, InputError
 from kivi.geometry import Geometry
 from kivi.ir import kv
-from kivi.ir.tile import Tile
-from kivi.ir.xdsl import clean
 from kivi.jit import Generated
+from kivi.kernels.request import Request, lower, module
 from kivi.layout import named_layout
 from kivi.pool import PageFormat
 from kivi.spec import CacheSpec
@@ -68,22 +67,19 @@ def emit(request: Request, stage: str, target: str = "sm_90") -> str | bytes:
     if stage == "kv":
         return kv.text(module(request))
     if stage == "tile":
-        kernel = lower(request)
-        clean(kernel.module, Tile)
-        return str(kernel.module)
-    generated, source = jit.generated(request.key({"triton": importlib.metadata.version("triton")}), lambda: generate(request))
+        return str(lower(request).module)
+    generated, source = printed(request)
     if stage == "source":
         return generated.source
-    compiled = compile_kernel(generated, source, target, warps=warps_of(request))
+    compiled = compile_kernel(generated, source, target)
     if stage not in compiled.asm:
         raise InputError(f"target {target!r} has no stage {stage!r}; it has {', '.join(s for s in STAGES[3:] if s in compiled.asm)}")
     return compiled.asm[stage]
 
 
-def warps_of(request: Request) -> int:
-    """Warps of a program of this kernel."""
-    schedule = dict(request.options).get("schedule")
-    return schedule.warps if schedule else 4
+def printed(request: Request) -> tuple[Generated, Path]:
+    """A kernel's text, and the file that holds it."""
+    return library(importlib.metadata.version("triton"), False).printed(request)
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Compiled:
         return self.asm["ptx"] if "ptx" in self.asm else self.asm["amdgcn"]
 
 
-def compile_kernel(generated: Generated, source: Path, target: str, warps: int = 4) -> Compiled:
+def compile_kernel(generated: Generated, source: Path, target: str) -> Compiled:
     """Compile one kernel. Raises `InputError` for an unknown target, `BackendError` with the compiler's words and the source's path."""
     if target not in TARGETS:
         raise InputError(f"target = {target!r}; known are {', '.join(TARGETS)}")
@@ -113,9 +109,9 @@ def compile_kernel(generated: Generated, source: Path, target: str, warps: int =
     where = GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
     # The caching launcher specializes aligned pointers in the same way; tensors of torch are always aligned.
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(generated.signature.values()) if kind.startswith("*")}
-    text = ASTSource(fn=load(generated, source, False).launch, signature=generated.signature, constexprs={}, attrs=aligned)
+    text = ASTSource(fn=load(generated, source, False), signature=generated.signature, constexprs={}, attrs=aligned)
     try:
-        out = triton.compile(text, target=where, options={"enable_fp_fusion": False, "num_warps": warps})
+        out = triton.compile(text, target=where, options={"enable_fp_fusion": False, "num_warps": generated.launch["threads"] // 32})
     except Exception as error:
         raise BackendError(
             f"Triton could not compile kernel {generated.name!r} for {target}: {type(error).__name__}: {error}; its source is {source}"

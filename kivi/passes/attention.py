@@ -12,8 +12,6 @@ split yields weight 0 and no NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kivi.ir.build import Pointer, Tile, constant, exp2, full, indices, kernel, loop, pointer, program_id, where
 from kivi.ir.xdsl import f32, i32, i64
 from kivi.passes import numbers
@@ -23,24 +21,11 @@ from kivi.passes.pages import Pages, Rows
 from kivi.passes.quantize import power
 from kivi.passes.tensors import Kernel
 from kivi.pool import PageFormat
+from kivi.schedule import Schedule
 
 LOG2_E = 1.4426950408889634
 #: Counts of a request, int64 [B, 7]
 COUNTS = ("stored", "key_sealed", "value_sealed", "pages", "closed", "chunk", "count")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Choices that change speed and not results.
-
-    tokens    rows of a history tile, at most
-    queries   query positions of a program
-    unpack    how codes leave their words: "lanes" or "axis" (`kivi.passes.lanes`)
-    """
-
-    tokens: int = 32
-    queries: int = 1
-    unpack: str = "lanes"
 
 
 class Attend:
@@ -48,7 +33,7 @@ class Attend:
 
     def __init__(self, form: PageFormat, group_heads: int, dtype: str, schedule: Schedule, given: dict) -> None:
         self.form, self.dtype, self.given = form, dtype, given
-        self.keys, self.values = Lanes(form.key, schedule.unpack), Lanes(form.value, schedule.unpack)
+        self.keys, self.values = Lanes(form.key, schedule.slots), Lanes(form.value, schedule.slots)
         self.poison = form.spec.nonfinite == "propagate"
         self.heads = group_heads
         self.queries = schedule.queries

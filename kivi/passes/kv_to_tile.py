@@ -23,10 +23,10 @@ from kivi.ir.kv import GridAttr, LayoutAttr, RowsType, WordsType, name_of
 from kivi.ir.xdsl import ModuleOp, Operation, SSAValue, TensorType, func
 from kivi.layout import Arrangement, Layout
 from kivi.passes import append, attention, tensors
-from kivi.passes.attention import Schedule
 from kivi.passes.numbers import Numbers
 from kivi.passes.tensors import Kernel
 from kivi.pool import PageFormat
+from kivi.schedule import Schedule
 from kivi.spec import CacheSpec, KeySpec, ValueSpec
 
 

@@ -1,6 +1,6 @@
 """How a kernel walks the channels of a token: as lanes, so that every packed word is loaded once and stays in registers.
 
-In a layout whose slots select channels, a unit holds several channels of one token, and there are two ways to unpack it:
+In a layout whose slots select channels, a unit holds several channels of one token, and there are two ways to walk it:
 
     lanes    slot j of all units of a token is lane j, a tile of its own: one shift and mask by constants, no data moves
     axis     slots become an axis of one wide tile: a sixteenth of the operations, which an interpreter feels, or one wide dot
@@ -26,10 +26,10 @@ from kivi.passes.quantize import field_at, power
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of one side of a page. `unpack`: "lanes" or "axis"; it is ignored where slots select tokens."""
+    """The lanes of one side of a page. `walk`: "lanes" or "axis"; it is ignored where slots select tokens."""
 
     arrangement: Arrangement
-    unpack: str = "lanes"
+    walk: str = "lanes"
 
     @cached_property
     def split(self) -> bool:
@@ -39,7 +39,7 @@ class Lanes:
     @property
     def wide(self) -> bool:
         """Whether slots are an axis of one tile."""
-        return self.split and self.unpack == "axis"
+        return self.split and self.walk == "axis"
 
     @property
     def count(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 import kivi
 from kivi.conformance import bounds, model, oracle
 from kivi.dtypes import np_dtype
-from kivi.passes.attention import Schedule
+from kivi.schedule import Schedule
 from tests.ir.paged import attend
 
 FP32 = bounds.Numerics(accumulate="float32", exp_ulp=2.0)
@@ -45,19 +45,19 @@ def fill(cache, naive, counts, n):
     naive.attend(q, k, v, counts)
 
 
-@pytest.mark.parametrize("unpack", ["lanes", "axis"])
+@pytest.mark.parametrize("slots", ["lanes", "axis"])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
-def test_every_width(bits, unpack):
+def test_every_width(bits, slots):
     cache, naive = caches({"key.bits": bits, "value.bits": bits, "packing.layout": "hp16"})
     fill(cache, naive, [54], 54)
-    check(cache, naive, 1, Schedule(tokens=8, unpack=unpack))
+    check(cache, naive, 1, Schedule(tokens=8, slots=slots))
 
 
 @pytest.mark.parametrize("layout", ["official_int32", "lanes32", "hp16.mma", "bytes_lsb", "planes8"])
 def test_every_layout(layout):
     cache, naive = caches({"packing.layout": layout, "key.bits": 4})
     fill(cache, naive, [40], 40)
-    check(cache, naive, 3, Schedule(tokens=8, queries=2, unpack="axis"))
+    check(cache, naive, 3, Schedule(tokens=8, queries=2, slots="axis"))
 
 
 def test_ragged_requests_cut_pages_and_several_shares():
@@ -67,7 +67,7 @@ def test_ragged_requests_cut_pages_and_several_shares():
     naive.crop([43, 25, 0])
     fill(cache, naive, [40, 40, 1], 40)
     for shares in (1, 3, 9):
-        check(cache, naive, 2, Schedule(tokens=8, queries=2, unpack="axis"), shares)
+        check(cache, naive, 2, Schedule(tokens=8, queries=2, slots="axis"), shares)
 
 
 @pytest.mark.parametrize(("bits", "bytes_a_token"), [(2, 96), (4, 160)])
@@ -76,7 +76,7 @@ def test_the_history_is_read_once(bits, bytes_a_token):
     changes = {f"{side}.{name}": value for side in ("key", "value") for name, value in (("group", 32), ("residual", 128), ("bits", bits))}
     cache, naive = caches({**changes, "packing.layout": "hp16"}, q_heads=4, kv_heads=1, head_dim=128)
     fill(cache, naive, [384], 384)
-    got = check(cache, naive, 1, Schedule(tokens=32, unpack="lanes"))
+    got = check(cache, naive, 1, Schedule(tokens=32, slots="lanes"))
     closed = cache.lengths(0).value_sealed // 128 * 128
     assert closed == 256
     read = sum(n for name, n in got.memory["history"].read.items() if name.startswith("slab"))

@@ -27,7 +27,7 @@ def test_foreign_kernels_run(foreign, tmp_path):
     path.write_text(generated.source)
     arguments = foreign.make()
     given = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in arguments.values()]
-    load(generated, path, interpret=True).launch[foreign.grid](*given)
+    load(generated, path, interpret=True)[foreign.grid](*given)
     if foreign.exact:
         assert np.array_equal(arguments["o"], foreign.expected(arguments))
     else:
@@ -67,5 +67,5 @@ def test_values_that_change_places_in_a_loop(tmp_path):
     path = tmp_path / "fibonacci.py"
     path.write_text(generated.source)
     o = torch.zeros(2, dtype=torch.int32)
-    load(generated, path, interpret=True).launch[(1,)](o, 10)
+    load(generated, path, interpret=True)[(1,)](o, 10)
     assert o.tolist() == [89, 55]

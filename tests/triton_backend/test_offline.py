@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
+from dataclasses import replace
 
 import pytest
 
 import kivi
-from kivi import jit
-from kivi.backends.triton.kernels import Request, generate
-from kivi.backends.triton.offline import TARGETS, compile_kernel, entries, warps_of
+from kivi.backends.triton.offline import TARGETS, compile_kernel, entries, printed
 from kivi.errors import BackendError, InputError
 from kivi.geometry import geometry
+from kivi.kernels.request import Request
 
 
 def requests(bits=2) -> dict[str, Request]:
@@ -25,12 +24,8 @@ REQUESTS = requests()
 EXACT = [name for name in REQUESTS if name.split(".")[0] in ("key", "value")]
 
 
-def generated_of(request):
-    return jit.generated(request.key({"triton": importlib.metadata.version("triton")}), lambda: generate(request))
-
-
 def build(request, target):
-    return compile_kernel(*generated_of(request), target, warps=warps_of(request))
+    return compile_kernel(*printed(request), target)
 
 
 def check(name, compiled):
@@ -68,8 +63,8 @@ def test_packed_words_are_loaded_128_bits_wide(bits):
 
 
 def test_bad_requests():
-    generated, source = generated_of(REQUESTS["rows.keep_rows"])
+    generated, source = printed(REQUESTS["rows.keep_rows"])
     with pytest.raises(InputError, match="sm_35"):
         compile_kernel(generated, source, "sm_35")
     with pytest.raises(BackendError, match=str(source)):
-        compile_kernel(generated, source, "sm_90", warps=3)
+        compile_kernel(replace(generated, launch={"threads": 96}), source, "sm_90")

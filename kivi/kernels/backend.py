@@ -1,0 +1,307 @@
+"""Base class of backends with generated kernels: plans every operation in NumPy on the host and launches kernels for it.
+
+A backend adds the plumbing of its arrays, a `Library` that knows how to print and load, and `launch`. What a kernel is given is decided
+here, once: a scalar, an array, or an array read as the words of a pool.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from kivi.backend import Append, Backend, Manifest, Reading, Seal, overflow_error
+from kivi.dtypes import metadata_dtype
+from kivi.kernels.library import Library, Loaded
+from kivi.kernels.request import Request
+from kivi.layout import Layout, Which, arrangement
+from kivi.pool import PageFormat, PagePool
+from kivi.quantized import QuantizedTensor
+from kivi.schedule import Schedule, shares
+from kivi.spec import CacheSpec
+
+LOG2_E = 1.4426950408889634
+_NO_SPEC, _NO_LAYOUT = CacheSpec(), Layout(name="none", key="t:slot t* c*", value="c:slot c* t*")
+
+
+class KernelBackend(Backend):
+    """A backend whose operations are generated kernels."""
+
+    #: Pages of a program of the history kernel: enough work to hide the merge.
+    pages_per_share = 16
+
+    def __init__(self, manifest: Manifest, mode: str, device: str, versions: dict[str, str], library: Library) -> None:
+        super().__init__(manifest, mode, device, versions)
+        self.library = library
+
+    @property
+    def kernel(self) -> str:
+        return "history, tail, merge"
+
+    # what a backend adds
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array with any contents; dtypes by name."""
+
+    @abstractmethod
+    def dtype_of(self, a: Any) -> str:
+        """The name of an array's dtype."""
+
+    @abstractmethod
+    def strides(self, a: Any) -> tuple[int, ...]:
+        """Elements from one index of an axis to the next."""
+
+    @abstractmethod
+    def address(self, a: Any) -> int:
+        """Where an array's first element lies."""
+
+    @abstractmethod
+    def flat(self, a: Any, dtype: str) -> Any:
+        """The bytes of a contiguous array as one row of another dtype."""
+
+    @abstractmethod
+    def launch(self, loaded: Loaded, programs: tuple[int, ...], arguments: list[Any]) -> None:
+        """Start a kernel on the caller's stream; `arguments` are arrays and numbers in the order of its signature."""
+
+    @abstractmethod
+    def schedules(self, form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:
+        """Zone, "history" and "tail", -> schedule of its kernel, for calls with `rows` query rows."""
+
+    # whole tensors
+
+    def encode(self, x: Any, which: Which, spec: CacheSpec, metadata: str, layout: Layout) -> tuple[Any, ...]:
+        batch, heads, tokens, channels = (int(n) for n in x.shape)
+        side = spec.key if which == "key" else spec.value
+        rows, groups = (tokens // side.group, channels) if which == "key" else (tokens, -(-channels // side.group))
+        scale, origin = (self.zeros((batch, heads, rows, groups), metadata) for _ in range(2))
+        words = self._words(which, spec, layout, x.shape)
+        if tokens:
+            values = {"batch": batch, "heads": heads, "tokens": tokens, "channels": channels}
+            strided = {"x": x, "scale": scale, "origin": origin, "tokens": tokens, "heads": heads, **self._strides("x", x)}
+            dtype, options = self.dtype_of(x), (("metadata", metadata),)
+            loaded = self.library.get(Request(f"{which}.metadata", spec, layout, dtype, channels, options))
+            programs = loaded.generated.programs(values)
+            flag = self.zeros((int(np.prod(programs)),), "int32")
+            self._launch(loaded, programs, {**strided, "flag": flag, "blocks": programs[1]})
+            if spec.overflow == "reject" and self.to_host(flag).any():
+                raise overflow_error(f"{which} tensor", which, *_extremes(self.to_host(x)), spec, metadata)
+            shape = arrangement(layout, which, side.bits, spec.key.residual, channels)
+            loaded = self.library.get(Request(f"{which}.encode", spec, layout, dtype, channels, options))
+            self._launch(loaded, loaded.generated.programs({**values, "units": _units(shape)}), {**strided, **_extent("words", words)})
+        return words, scale, origin
+
+    def codes(self, qt: QuantizedTensor) -> Any:
+        return self._decode(qt, "uint8")
+
+    def dequantize(self, qt: QuantizedTensor, dtype: str) -> Any:
+        return self._decode(qt, dtype)
+
+    def relayout(self, qt: QuantizedTensor, layout: Layout) -> Any:
+        words = self.adopt(qt.words, "words")
+        out = self._words(qt.which, qt.spec, layout, qt.shape)
+        if qt.tokens:
+            options = (("metadata", metadata_dtype(qt.spec, qt.which, qt.dtype)), ("target", layout))
+            loaded = self.library.get(Request(f"{qt.which}.repack", qt.spec, qt.packing, qt.dtype, qt.shape[3], options))
+            shape = arrangement(layout, qt.which, qt.bits, qt.spec.key.residual, qt.shape[3])
+            values = {"batch": qt.shape[0], "heads": qt.shape[1], "tokens": qt.tokens, "units": _units(shape)}
+            row, total = int(out.shape[3]), int(out.shape[2] * out.shape[3])
+            arguments = {"tokens": qt.tokens, **_extent("words", words), "out": out, "out_row": row, "out_total": total}
+            self._launch(loaded, loaded.generated.programs(values), arguments)
+        return self.give(out, qt.words)
+
+    def _decode(self, qt: QuantizedTensor, dtype: str) -> Any:
+        words, scale, origin = (self.adopt(a, "tensor") for a in (qt.words, qt.scale, qt.origin))
+        out = self.zeros(qt.shape, dtype)
+        if qt.tokens:
+            options = (("metadata", metadata_dtype(qt.spec, qt.which, qt.dtype)), ("out", dtype))
+            loaded = self.library.get(Request(f"{qt.which}.decode", qt.spec, qt.packing, qt.dtype, qt.shape[3], options))
+            values = {"batch": qt.shape[0], "heads": qt.shape[1], "tokens": qt.tokens, "channels": qt.shape[3]}
+            arguments = {**_extent("words", words), "scale": scale, "origin": origin, "out": out, "tokens": qt.tokens}
+            self._launch(loaded, loaded.generated.programs(values), arguments)
+        return self.give(out, qt.words)
+
+    def _words(self, which: Which, spec: CacheSpec, layout: Layout, shape: Any) -> Any:
+        """Zeroed words of a whole tensor, pages joined along the token star."""
+        bits = (spec.key if which == "key" else spec.value).bits
+        page = spec.key.residual
+        tokens, channels = int(shape[2]), int(shape[3])
+        full = arrangement(layout, which, bits, page, channels)
+        size = list(full.shape)
+        rest = arrangement(layout, which, bits, tokens % page, channels).shape[full.token_axis] if tokens % page else 0
+        size[full.token_axis] = tokens // page * full.shape[full.token_axis] + rest
+        return self.zeros((int(shape[0]), int(shape[1]), *size), layout.word)
+
+    # a paged cache
+
+    def append(self, pool: PagePool, step: Append, k: Any, v: Any) -> int:
+        clamped = 0
+        for which, chunk, source in (("key", k, step.source.key), ("value", v, step.source.value)):
+            seals = [s for s in step.seals if s.which == which]
+            if seals:
+                clamped += self._seal(pool, step, which, seals, source, chunk)
+        for chunk, source, target, keep in (
+            (k, step.source.key, step.target.key, step.keep_key),
+            (v, step.source.value, step.target.value, step.keep_value),
+        ):
+            if chunk is not None or target is not source:
+                self._keep_rows(step, chunk, source, target, keep)
+        return clamped
+
+    def _seal(self, pool: PagePool, step: Append, which: str, seals: list[Seal], window: Any, chunk: Any) -> int:
+        form = pool.format
+        shape = form.key if which == "key" else form.value
+        places = self._places(pool)
+        rows = [(s.request, s.first, s.count, places[s.page], s.row, step.stored[s.request]) for s in seals]
+        jobs = self.from_host(np.array(rows, np.int64))
+        common = {"jobs": jobs, **self._pool(pool), **self._rows("x", window, chunk)}
+        count = max(s.count for s in seals)
+        values = {"jobs": len(seals), "heads": form.kv_heads, "count": count, "channels": shape.channels, "units": _units(shape)}
+        dtype, options = self.dtype_of(window), (("form", form),)
+        loaded = self.library.get(Request(f"{which}.seal_metadata", form.spec, form.layout, dtype, shape.channels, options))
+        programs = loaded.generated.programs(values)
+        flag = self.zeros((int(np.prod(programs)),), "int32")
+        self._launch(loaded, programs, {**common, "flag": flag, "blocks": programs[1]})
+        exceeded = self.to_host(flag)
+        if form.spec.overflow == "reject" and exceeded.any():
+            bad = seals[int(np.flatnonzero(exceeded.reshape(len(seals), -1).any(1))[0])]
+            where = f"request {bad.request}, tokens {bad.first} to {bad.first + bad.count - 1}"
+            metadata = form.key_metadata if which == "key" else form.value_metadata
+            given = [self.to_host(a) for a in (window, chunk) if a is not None]
+            raise overflow_error(where, which, *_extremes(np.concatenate(given, 2)), form.spec, metadata)
+        loaded = self.library.get(Request(f"{which}.seal_words", form.spec, form.layout, dtype, shape.channels, options))
+        self._launch(loaded, loaded.generated.programs(values), common)
+        return int(exceeded.sum()) if form.spec.overflow == "saturate" else 0
+
+    def _keep_rows(self, step: Append, chunk: Any, source: Any, target: Any, keep: np.ndarray) -> None:
+        batch, heads, _, channels = (int(n) for n in target.shape)
+        fresh = target is not source
+        start = keep if fresh else np.maximum(keep, step.stored)
+        count = int((step.stored + step.counts - start).max(initial=0))
+        if count <= 0:
+            return
+        loaded = self.library.get(
+            Request("rows.keep_rows", _NO_SPEC, _NO_LAYOUT, self.dtype_of(target), channels, (("heads", heads),))
+        )
+        arguments = {
+            "counts": self.from_host(np.stack([step.stored, step.counts, keep], 1)),
+            **self._rows("x", source, chunk),
+            "target": target,
+            "target_capacity": int(target.shape[2]),
+            "fresh": int(fresh),
+        }
+        values = {"batch": batch, "heads": heads, "count": count, "channels": channels}
+        self._launch(loaded, loaded.generated.programs(values), arguments)
+
+    def attend(self, reading: Reading, q: Any, k: Any, v: Any) -> Any:
+        form = reading.pool.format
+        batch, q_heads, rows, _ = (int(n) for n in q.shape)
+        dim, dtype = form.value_head_dim, self.dtype_of(q)
+        closed = _closed_pages(reading)
+        count = shares(int(closed.max(initial=0)), self.pages_per_share)
+        splits, outputs = count + 1, batch * q_heads * rows
+        r = reading
+        columns = (r.stored, r.key_sealed, r.value_sealed, r.pages, closed, r.chunk, r.counts)
+        counts = self.from_host(np.stack(columns, 1).astype(np.int64))
+        table = self._table(reading)
+        top, total = (self.empty((splits, outputs), "float32") for _ in range(2))
+        part = self.empty((splits, outputs, dim), "float32")
+        given = {
+            "q": q,
+            **self._strides("q", q),
+            **self._rows("k", reading.windows.key, k),
+            **self._rows("v", reading.windows.value, v),
+            **self._pool(reading.pool),
+            "table": self.from_host(table),
+            "table_rows": table.shape[1],
+            "counts": counts,
+            "scale": reading.scale * LOG2_E,
+            "splits": splits,
+            "rows": rows,
+            "outputs": outputs,
+            "top": top,
+            "total": total,
+            "part": part,
+        }
+        values = {"batch": batch, "heads": form.kv_heads, "shares": count, "rows": rows}
+        for zone, schedule in self.schedules(form, q_heads, rows).items():
+            if zone == "tail" or count:
+                options = (("form", form), ("q_heads", q_heads), ("schedule", schedule))
+                loaded = self.library.get(Request(f"cache.{zone}", form.spec, form.layout, dtype, form.head_dim, options))
+                self._launch(loaded, loaded.generated.programs(values), given)
+        out = self.empty((batch, q_heads, rows, dim), dtype)
+        loaded = self.library.get(Request("cache.merge", _NO_SPEC, _NO_LAYOUT, dtype, dim, (("q_heads", q_heads),)))
+        given = {"top": top, "total": total, "part": part, "counts": counts, "out": out}
+        given |= {"splits": splits, "rows_of_head": rows, "outputs": outputs}
+        self._launch(loaded, loaded.generated.programs({"outputs": outputs}), given)
+        return out
+
+    # arguments
+
+    def _launch(self, loaded: Loaded, programs: tuple[int, ...], given: dict[str, Any]) -> None:
+        self.launch(loaded, programs, [given[name] for name in loaded.generated.signature])
+
+    def _pool(self, pool: PagePool) -> dict[str, Any]:
+        """The pool's base through its typed pointers."""
+        base, form = pool.raw[0] if pool.raw else self._nothing, pool.format
+        return {
+            "page_words": self.flat(base, form.layout.word),
+            "page_key_metadata": self.flat(base, form.key_metadata),
+            "page_value_metadata": self.flat(base, form.value_metadata),
+        }
+
+    @cached_property
+    def _nothing(self) -> Any:
+        """What stands for a pool that has no page yet; no kernel reads it."""
+        return self.zeros((16,), "uint8")
+
+    def _places(self, pool: PagePool) -> np.ndarray:
+        """Distance of every page from the pool's base in bytes, int64 [pages]. Slabs lie where the allocator put them."""
+        starts = np.array([self.address(raw) for raw in pool.raw], np.int64)
+        slabs = [start - starts[0] + np.arange(len(raw)) * pool.format.page_bytes for start, raw in zip(starts, pool.raw)]
+        return np.concatenate(slabs) if slabs else np.zeros(0, np.int64)
+
+    def _table(self, reading: Reading) -> np.ndarray:
+        """int64 [B, M, 2]: (distance of the page, first token), M at least 1; rows past a request's pages mean nothing."""
+        width = max(1, int(reading.pages.max(initial=0)))
+        table = np.zeros((len(reading.pages), width, 2), np.int64)
+        valid = np.arange(width) < reading.pages[:, None]
+        found = reading.table[:, :width][valid[:, : reading.table.shape[1]]]
+        table[valid] = np.stack([self._places(reading.pool)[found[:, 0]], found[:, 1]], 1) if len(found) else 0
+        return table
+
+    def _strides(self, name: str, x: Any) -> dict[str, int]:
+        return {f"{name}_{axis}": stride for axis, stride in zip(("batch", "head", "token", "channel"), self.strides(x), strict=True)}
+
+    def _rows(self, name: str, window: Any, chunk: Any) -> dict[str, Any]:
+        """Arguments of `kivi.passes.pages.Rows`; without a chunk the window stands in, and is not read as one."""
+        chunk = window if chunk is None else chunk
+        return {f"{name}_window": window, f"{name}_capacity": int(window.shape[2]), name: chunk, **self._strides(name, chunk)}
+
+
+def _closed_pages(reading: Reading) -> np.ndarray:
+    """Pages of each request whose keys and values are all sealed: they come first. int64 [B]."""
+    count, width = reading.pages, reading.table.shape[1]
+    number = np.arange(width)
+    following = np.pad(reading.table[:, 1:, 1], ((0, 0), (0, 1 if width else 0)))
+    end = np.where(number + 1 == count[:, None], reading.key_sealed[:, None], following)
+    return ((number < count[:, None]) & (end <= reading.value_sealed[:, None])).sum(1)
+
+
+def _extent(name: str, words: Any) -> dict[str, Any]:
+    return {name: words, "row": int(words.shape[3]), "total": int(words.shape[2] * words.shape[3])}
+
+
+@lru_cache(maxsize=1024)
+def _units(shape: Any) -> int:
+    """Units of a page: the places that are not words of a unit."""
+    return int(np.prod([d.extent for d in shape.places if d.axis != "w"], dtype=np.int64))
+
+
+def _extremes(x: np.ndarray) -> tuple[float, float]:
+    """The least and the greatest finite value of rows that hold an offending group."""
+    x = x.astype(np.float32)
+    finite = np.where(np.isfinite(x), x, 0.0)
+    return float(finite.min()), float(finite.max())

@@ -1,0 +1,57 @@
+"""The kernels of one backend: printed on a miss, read from the disk cache otherwise, and loaded once a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kivi import jit
+from kivi.jit import Generated
+from kivi.kernels.request import Request, lower
+
+if TYPE_CHECKING:
+    from kivi.passes.tensors import Kernel
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel ready to launch; `launch` is what the backend's loader made of it."""
+
+    generated: Generated
+    launch: Any
+
+
+class Library:
+    """Kernels by request.
+
+    print_   a lowered `tile` kernel and its request -> `Generated`; may import the compiler
+    load     a printed kernel and the file with its source -> what the backend launches
+    suffix   of source files
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        versions: dict[str, str],
+        print_: Callable[[Kernel, Request], Generated],
+        load: Callable[[Generated, Path], Any],
+        suffix: str = ".py",
+    ) -> None:
+        self.backend, self.versions, self.suffix = backend, versions, suffix
+        self._print, self._load = print_, load
+        self._loaded: dict[str, Any] = {}  # by text: requests that differ in what does not matter have the same
+        self.get = lru_cache(maxsize=None)(self._get)
+
+    def printed(self, request: Request) -> tuple[Generated, Path]:
+        """The text of a kernel, and its file."""
+        key = request.key(self.backend, self.versions)
+        return jit.generated(key, lambda: self._print(lower(request), request), self.suffix)
+
+    def _get(self, request: Request) -> Loaded:
+        generated, source = self.printed(request)
+        if generated.source not in self._loaded:
+            self._loaded[generated.source] = self._load(generated, source)
+        return Loaded(generated, self._loaded[generated.source])

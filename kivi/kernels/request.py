@@ -1,0 +1,79 @@
+"""A request for a kernel, and its way down: spec to `kv`, `kv` to `tile`, rewrites. Nothing here prints or launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kivi.layout import Layout, named_layout
+from kivi.pool import PageFormat
+from kivi.spec import CacheSpec
+
+if TYPE_CHECKING:
+    from kivi.ir.xdsl import ModuleOp
+    from kivi.passes.tensors import Kernel
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which kernel: an entry point and all that decides its text. `options` are (name, value) pairs."""
+
+    entry: str
+    spec: CacheSpec
+    layout: Layout
+    dtype: str
+    channels: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def key(self, backend: str, versions: dict[str, str]) -> dict[str, Any]:
+        """The request as JSON data, with the backend and the tools that print it."""
+        layout = {name: getattr(self.layout, name) for name in ("name", "word", "key", "value")}
+        return {
+            "backend": backend,
+            "entry": self.entry,
+            "spec": self.spec.canonical(),
+            "layout": layout,
+            "dtype": self.dtype,
+            "channels": self.channels,
+            "options": [[name, repr(value)] for name, value in self.options],
+            "versions": versions,
+        }
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return dict(self.options).get(name, default)
+
+
+def lower(request: Request) -> Kernel:
+    """The `tile` kernel of a request, clean. Imports the compiler."""
+    from kivi.ir.tile import Tile
+    from kivi.ir.xdsl import clean
+    from kivi.passes import kv_to_tile
+
+    schedule = request.option("schedule")
+    schedules = {request.entry.removeprefix("cache."): schedule} if schedule else {}
+    launches = kv_to_tile.lower(module(request), schedules)
+    name = request.entry.replace("rows.", "key.")  # rows of keys and of values are kept alike
+    kernel = next(launch for launch in launches if launch.name == name).build()
+    clean(kernel.module, Tile)
+    return kernel
+
+
+def module(request: Request) -> ModuleOp:
+    """The `kv` module that holds a request."""
+    from kivi.passes import spec_to_kv
+
+    which, _, entry = request.entry.partition(".")
+    spec, dtype, channels = request.spec, request.dtype, request.channels
+    if entry in ("metadata", "encode", "decode", "repack"):
+        words = spec_to_kv.words_type(spec, which, request.layout, dtype, channels, request.option("metadata"))  # type: ignore[arg-type]
+        if entry == "repack":
+            return spec_to_kv.repack(words, request.option("target"))
+        if entry == "decode":
+            out = request.option("out")
+            return spec_to_kv.codes(words) if out == "uint8" else spec_to_kv.dequantize(words, out)
+        return spec_to_kv.quantize(words)
+    if entry in ("keep_rows", "merge"):  # the same for any spec, so that caches of different specs share them
+        form = PageFormat(CacheSpec(), named_layout("hp16"), request.option("heads", 1), channels, channels, "float16", "float16")
+    else:
+        form = request.option("form")
+    return spec_to_kv.decode(form, request.option("q_heads", form.kv_heads), dtype)
