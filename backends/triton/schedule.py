@@ -15,6 +15,6 @@ def schedules(mode: str, form: PageFormat, q_heads: int, rows: int) -> dict[str,
     queries = queries_of_program(rows, q_heads // form.kv_heads)
     slots = "axis" if mode == "interpreter" else "lanes"  # an interpreter pays for each operation, whatever its width
     return {
-        "history": Schedule(tokens=32, queries=queries, slots=slots, threads=64),
+        "history": Schedule(tokens=32, queries=queries, slots=slots, rewrites=("split_kv", "fold_scale"), threads=64),
         "tail": Schedule(tokens=16, queries=queries, slots=slots, threads=128),
     }

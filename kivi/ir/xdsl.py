@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from xdsl.builder import Builder as Builder
 from xdsl.builder import ImplicitBuilder as ImplicitBuilder
 from xdsl.context import Context
 from xdsl.dialects import arith as arith
 from xdsl.dialects import func as func
 from xdsl.dialects import math as math
+from xdsl.dialects import memref as memref
 from xdsl.dialects import scf as scf
 from xdsl.dialects.builtin import DYNAMIC_INDEX as DYNAMIC_INDEX
 from xdsl.dialects.builtin import ArrayAttr as ArrayAttr
@@ -15,14 +17,17 @@ from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.builtin import DenseArrayBase as DenseArrayBase
 from xdsl.dialects.builtin import FloatAttr as FloatAttr
 from xdsl.dialects.builtin import FunctionType as FunctionType
+from xdsl.dialects.builtin import IndexType as IndexType
 from xdsl.dialects.builtin import IntAttr as IntAttr
 from xdsl.dialects.builtin import IntegerAttr as IntegerAttr
 from xdsl.dialects.builtin import IntegerType as IntegerType
+from xdsl.dialects.builtin import MemRefType as MemRefType
 from xdsl.dialects.builtin import ModuleOp as ModuleOp
 from xdsl.dialects.builtin import Signedness as Signedness
 from xdsl.dialects.builtin import StringAttr as StringAttr
 from xdsl.dialects.builtin import TensorType as TensorType
 from xdsl.dialects.builtin import UnitAttr as UnitAttr
+from xdsl.dialects.builtin import VectorType as VectorType
 from xdsl.dialects.builtin import bf16 as bf16
 from xdsl.dialects.builtin import f16 as f16
 from xdsl.dialects.builtin import f32 as f32
@@ -59,6 +64,7 @@ from xdsl.irdl import traits_def as traits_def
 from xdsl.parser import AttrParser as AttrParser
 from xdsl.parser import Parser
 from xdsl.printer import Printer as Printer
+from xdsl.rewriter import InsertPoint as InsertPoint
 from xdsl.traits import MemoryReadEffect as MemoryReadEffect
 from xdsl.traits import MemoryWriteEffect as MemoryWriteEffect
 from xdsl.traits import Pure as Pure
@@ -68,7 +74,7 @@ from xdsl.utils.exceptions import ParseError as ParseError
 from xdsl.utils.exceptions import VerifyException as VerifyException
 from xdsl.utils.str_enum import StrEnum as StrEnum
 
-UPSTREAM = (Builtin, arith.Arith, func.Func, math.Math, scf.Scf)
+UPSTREAM = (Builtin, arith.Arith, func.Func, math.Math, memref.MemRef, scf.Scf)
 
 
 def context(*dialects: Dialect) -> Context:

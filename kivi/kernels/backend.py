@@ -200,7 +200,9 @@ class KernelBackend(Backend):
         batch, q_heads, rows, _ = (int(n) for n in q.shape)
         dim, dtype = form.value_head_dim, self.dtype_of(q)
         closed = _closed_pages(reading)
-        count = shares(int(closed.max(initial=0)), self.pages_per_share)
+        zones = self.schedules(form, q_heads, rows)
+        most = int(closed.max(initial=0))
+        count = shares(most, self.pages_per_share) if "split_kv" in zones["history"].rewrites else min(most, 1)
         splits, outputs = count + 1, batch * q_heads * rows
         r = reading
         columns = (r.stored, r.key_sealed, r.value_sealed, r.pages, closed, r.chunk, r.counts)
@@ -218,7 +220,7 @@ class KernelBackend(Backend):
             "table_rows": table.shape[1],
             "counts": counts,
             "scale": reading.scale * LOG2_E,
-            "splits": splits,
+            "shares": count,
             "rows": rows,
             "outputs": outputs,
             "top": top,
@@ -226,11 +228,11 @@ class KernelBackend(Backend):
             "part": part,
         }
         values = {"batch": batch, "heads": form.kv_heads, "shares": count, "rows": rows}
-        for zone, schedule in self.schedules(form, q_heads, rows).items():
+        for zone, schedule in zones.items():
             if zone == "tail" or count:
                 options = (("form", form), ("q_heads", q_heads), ("schedule", schedule))
                 loaded = self.library.get(Request(f"cache.{zone}", form.spec, form.layout, dtype, form.head_dim, options))
-                self._launch(loaded, loaded.generated.programs(values), given)
+                self._launch(loaded, loaded.generated.programs(values), {**given, "slot": count if zone == "tail" else 0})
         out = self.empty((batch, q_heads, rows, dim), dtype)
         loaded = self.library.get(Request("cache.merge", _NO_SPEC, _NO_LAYOUT, dtype, dim, (("q_heads", q_heads),)))
         given = {"top": top, "total": total, "part": part, "counts": counts, "out": out}

@@ -1,10 +1,10 @@
-"""Kernels of `attend`: one softmax over the whole mixed history, split over programs and merged.
+"""Kernels of `attend`: one softmax over the whole mixed history, in partial results that are merged.
 
-Two kernels, so that the long one keeps its registers for one kind of work: `history` walks a share of the pages whose keys and values are
-all sealed, `tail` walks the pages that still wait for values and the floating rows, as one more split. A program owns one (request, KV
-head), one block of query rows of the heads that share it, and one split. Codes are unpacked once for all query heads. Scales are folded:
-within a group of tokens a key's scale multiplies the query instead of the key, `q . (s c + m) = (q s) . c + q . m`, and a value's scale
-multiplies the weight, so no element is dequantized.
+Two kernels, so that the long one keeps its registers for one kind of work: `history` walks the pages whose keys and values are all sealed,
+`tail` walks the pages that still wait for values, and the floating rows. A program owns one (request, KV head) and one block of query rows
+of the heads that share it; it leaves a running maximum, a sum of weights and weighted values in a slot of its own. Codes are unpacked once
+for all query heads. What is built here is the plain form: elements are dequantized and multiplied; schedules name the rewrites that follow
+(`kivi.passes.rewrites`).
 
 Scores are kept in units of log 2. The running maximum starts at minus infinity and is replaced by 0 while nothing was seen, so an empty
 split yields weight 0 and no NaN.
@@ -19,6 +19,7 @@ from kivi.passes.lanes import Lanes
 from kivi.passes.numbers import float_pointer
 from kivi.passes.pages import Pages, Rows
 from kivi.passes.quantize import power
+from kivi.passes.rewrites import rewrite
 from kivi.passes.tensors import Kernel
 from kivi.pool import PageFormat
 from kivi.schedule import Schedule
@@ -90,16 +91,17 @@ class Attend:
         words = self.keys.load(self.pages, self.pages.base(record, "key.words"), row, mask)
         bases = [self.pages.base(record, f"key.{name}") + (first // group * self.form.head_dim).to(i64) for name in ("scale", "origin")]
         total = None
-        offset = None
         for lane, q in enumerate(self.q):
             channel = self.keys.channel_tile(lane, 2)
             inside = channel < self.form.head_dim
             scale, origin = (self.pages.load_metadata("key", base + channel.to(i64), inside, 0.0) for base in bases)
-            product = (q * scale).expand(1) * self.keys.code(words, lane).to(f32).expand(0)
-            part, shift = product.reduce("add", 2).reshape(self.rows, self.tile), (q * origin).reduce("add", 1)
+            part = self.scored(q, numbers.dequantized(self.keys.code(words, lane), scale, origin))
             total = part if total is None else total + part
-            offset = shift if offset is None else offset + shift
-        return total + offset  # type: ignore[operator]
+        return total  # type: ignore[return-value]
+
+    def scored(self, q: Tile, k: Tile) -> Tile:
+        """q [rows, width] . k [tile, width]: [rows, tile]."""
+        return (q.expand(1) * k.expand(0)).reduce("add", 2).reshape(self.rows, self.tile)
 
     def floating_scores(self, token: Tile, mask: Tile) -> Tile:
         """Scores [rows, tile] of floating keys, tokens [tile, 1]."""
@@ -109,7 +111,7 @@ class Attend:
             shape = (self.tile, self.keys.width)
             inside = (mask & (channel < self.form.head_dim)).spread(shape)
             k = self.key_rows.load(token.spread(shape), channel.spread(shape), inside)
-            part = (q.expand(1) * k.expand(0)).reduce("add", 2).reshape(self.rows, self.tile)
+            part = self.scored(q, k)
             total = part if total is None else total + part
         return total  # type: ignore[return-value]
 
@@ -122,26 +124,24 @@ class Attend:
         loaded: dict[int, tuple[Tile, Tile]] = {}
 
         def of_group(number: int) -> tuple[Tile, Tile]:
-            """(scale, origin) [1, tile] of one group of channels."""
+            """(scale, origin) [tile, 1] of one group of channels."""
             if number not in loaded:
                 at = (row * per_row + number).to(i64)
-                scale, origin = (self.pages.load_metadata("value", base + at, mask, 0.0).reshape(1, self.tile) for base in bases)
+                scale, origin = (self.pages.load_metadata("value", base + at, mask, 0.0) for base in bases)
                 loaded[number] = scale, origin
             return loaded[number]
 
         def weigh(p: Tile, seen: Tile, lane: int) -> Tile:
-            code = self.values.code(words, lane).to(f32)
             groups = self.values.groups(lane, group)
             if len(groups) == 1:
                 scale, origin = of_group(int(groups[0]))
-                shift = self.weight(p, origin, seen).reduce("add", 1)
-                return self.weighted(self.weight(p, scale, seen), code, seen) + shift
-            channel = self.values.channel_tile(lane, 2)
-            shape = (self.tile, self.values.width)
-            at = (row * per_row).spread(shape).to(i64) + (channel // group).spread(shape).to(i64)
-            inside = (mask & (channel < dim)).spread(shape)
-            scale, origin = (self.pages.load_metadata("value", base + at, inside, 0.0) for base in bases)
-            return self.weighted(p, numbers.dequantized(code, scale, origin), seen)
+            else:
+                channel = self.values.channel_tile(lane, 2)
+                shape = (self.tile, self.values.width)
+                at = (row * per_row).spread(shape).to(i64) + (channel // group).spread(shape).to(i64)
+                inside = (mask & (channel < dim)).spread(shape)
+                scale, origin = (self.pages.load_metadata("value", base + at, inside, 0.0) for base in bases)
+            return self.weighted(p, numbers.dequantized(self.values.code(words, lane), scale, origin), seen)
 
         return weigh
 
@@ -157,13 +157,8 @@ class Attend:
 
         return weigh
 
-    def weight(self, p: Tile, factor: Tile, seen: Tile) -> Tile:
-        """p [rows, tile] times a factor a token; NaN of a token that a query may not see must not reach it as 0 * NaN."""
-        product = p * factor
-        return where(seen, product, 0.0) if self.poison else product
-
     def weighted(self, p: Tile, v: Tile, seen: Tile) -> Tile:
-        """Sum over tokens of p [rows, tile] * v [tile, width]."""
+        """Sum over tokens of p [rows, tile] * v [tile, width]; a NaN that a query may not see must not reach it as 0 * NaN."""
         product = p.expand(2) * v.expand(0)
         if self.poison:
             product = where(seen.expand(2).spread(product.shape), product, 0.0)
@@ -233,30 +228,23 @@ class Attend:
 
 
 def attention_kernel(zone: str, form: PageFormat, q_heads: int, dtype: str, schedule: Schedule) -> Kernel:
-    """Partial attention over `zone` "history" or "tail": maxima and sums f32 [splits, B * Hq * n], outputs f32 [splits, B * Hq * n, Dv].
-
-    `history` fills the splits 0 to splits - 2, `tail` the last one.
-    """
+    """Partial attention over `zone` "history" or "tail", left in slot `slot` of `splits`: maxima and sums f32 [splits, B * Hq * n],
+    outputs f32 [splits, B * Hq * n, Dv]."""
     group_heads = q_heads // form.kv_heads
     dim = form.value_head_dim
 
     def body(**given) -> None:
         a = Attend(form, group_heads, dtype, schedule, given)
-        last = given["splits"] - 1
         if zone == "history":
-            split = program_id(1)
-            share = (a.n["closed"] + (last - 1)) // last
-            low = (split * share).minimum(a.n["closed"])
-            state = a.closed_pages(a.start(), low, (low + share).minimum(a.n["closed"]))
+            state = a.closed_pages(a.start(), constant(0, i32), a.n["closed"])
         else:
-            split = last
             state = a.open_pages(a.start(), a.n["closed"], a.n["pages"])
             state = a.floating(state, a.n["key_sealed"], a.n["stored"] + a.n["chunk"])
         top, total, *accumulators = state
         rows = given["rows"]
         row = (a.request * q_heads + a.q_head) * rows + a.query
         inside = (indices(a.rows, 0, 2) < group_heads * schedule.queries) & (a.query < rows)
-        at = split.to(i64) * given["outputs"] + row.to(i64)
+        at = given["slot"].to(i64) * given["outputs"] + row.to(i64)
         given["top"].store(at, top, inside)
         given["total"].store(at, total, inside)
         for lane, accumulator in enumerate(accumulators):
@@ -275,16 +263,16 @@ def attention_kernel(zone: str, form: PageFormat, q_heads: int, dtype: str, sche
         "table_rows": i32,
         "counts": pointer(i64),
         "scale": f32,
-        "splits": i32,
+        "slot": i32,
+        "shares": i32,
         "rows": i32,
         "outputs": i64,
         "top": pointer(f32),
         "total": pointer(f32),
         "part": pointer(f32),
     }
-    shares: list[tuple[str, int]] = [("shares", 1)] if zone == "history" else []
-    grid = [[("batch", 1), ("heads", 1)], shares, [("rows", schedule.queries)]]
-    return Kernel(zone, kernel(zone, arguments, body), grid, list(arguments))
+    grid: list[list[tuple[str, int]]] = [[("batch", 1), ("heads", 1)], [], [("rows", schedule.queries)]]
+    return rewrite(Kernel(zone, kernel(zone, arguments, body), grid, list(arguments)), schedule.rewrites)
 
 
 def merge_kernel(q_heads: int, dim: int, dtype: str) -> Kernel:

@@ -24,7 +24,7 @@ from kivi.passes.attention import Schedule
 from kivi.passes.kv_to_tile import LoweringError, lower, page_format
 from kivi.pool import PageFormat
 from tests.ir.test_kernels import launch, spec_of
-from tests.ir.tiled import Tiled
+from tests.ir.interpreted import Interpreted
 
 BE = kivi.get_backend("reference")
 FP32 = bounds.Numerics(accumulate="float32", exp_ulp=2.0)
@@ -516,7 +516,7 @@ def test_a_trace_at_both_levels(order):
     """The same trace at kv and at tile level, through the interpreters: codes, scales and origins bit for bit, outputs within the bound."""
     spec = spec_of(2, "hp16", group=4, residual=8).override({"order": order, "value.bits": 3})
     shape = {"batch": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 12, "value_head_dim": 10, "dtype": "float16"}
-    cache, naive, ours = kivi.KVCache(spec, backend=Tiled(4, "float16"), **shape), model.NaiveCache(spec, 2), Cache(spec, **shape)
+    cache, naive, ours = kivi.KVCache(spec, backend=Interpreted(), **shape), model.NaiveCache(spec, 2), Cache(spec, **shape)
     rng = np.random.default_rng(6)
     for n, counts in ((7, [7, 4]), (1, [1, 1]), (1, [1, 1]), (8, [3, 8]), (1, [1, 1])):
         q, k, v = (rows(rng, 2, heads, n, dim, "float16") for heads, dim in ((4, 12), (2, 12), (2, 10)))

@@ -1,0 +1,38 @@
+"""The rewrites of `tile` kernels by name, and their order: data of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kivi.ir.tile import Tile
+from kivi.ir.xdsl import ModuleOp, clean
+from kivi.passes.fold_scale import fold_scale
+from kivi.passes.split_kv import RewriteError, split_kv
+from kivi.passes.tensors import Kernel
+from kivi.passes.unpack_in_place import unpack_in_place
+
+
+def _of_module(rewrite: Callable[[ModuleOp], int]) -> Callable[[Kernel], Kernel]:
+    def apply(kernel: Kernel) -> Kernel:
+        rewrite(kernel.module)
+        return kernel
+
+    return apply
+
+
+REWRITES: dict[str, Callable[[Kernel], Kernel]] = {
+    "split_kv": split_kv,
+    "fold_scale": _of_module(fold_scale),
+    "unpack_in_place": _of_module(unpack_in_place),
+}
+
+
+def rewrite(kernel: Kernel, names: Sequence[str]) -> Kernel:
+    """The kernel after the named rewrites, in order; the kernel given is used up. Raises `RewriteError` for an unknown name."""
+    for name in names:
+        if name not in REWRITES:
+            raise RewriteError(f"there is no rewrite {name!r}; there are {', '.join(REWRITES)}")
+        kernel = REWRITES[name](kernel)
+        clean(kernel.module, Tile)
+        kernel.module.verify()
+    return kernel
