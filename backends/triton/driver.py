@@ -13,7 +13,7 @@ import triton
 
 from kivi.arrays import kind
 from kivi.backend import Backend, Manifest, Probe
-from kivi.backends.triton.kernels import library
+from kivi.backends.triton.kernels import library, options
 from kivi.backends.triton.schedule import schedules
 from kivi.errors import DeviceError
 from kivi.kernels.backend import KernelBackend
@@ -30,8 +30,6 @@ TORCH = {
     "uint32": torch.uint32,
     "int32": torch.int32,
 }
-#: Threads of a warp, as Triton counts them on NVIDIA; its `num_warps` are of 64 threads on AMD, where it sizes them itself.
-WARP = 32
 #: How a tensor reads in a kernel: the dialect has signless integers, and bfloat16 is 16 bits.
 SIGNLESS = {torch.bfloat16: torch.int16, torch.uint8: torch.int8, torch.uint16: torch.int16, torch.uint32: torch.int32}
 
@@ -144,7 +142,7 @@ class TritonBackend(KernelBackend):
             if self.mode == "interpreter":
                 loaded.launch[programs](*given)
             else:
-                loaded.launch[programs](*given, enable_fp_fusion=False, num_warps=loaded.generated.launch["threads"] // WARP)
+                loaded.launch[programs](*given, **options(loaded.generated))
 
     def _guard(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.mode == "interpreter" else torch.cuda.device(self.device)

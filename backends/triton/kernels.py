@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from kivi.passes.tensors import Kernel
 
 THREADS = 128
+WARP = 32  # Triton's `num_warps` counts these on NVIDIA; on AMD, whose waves have 64 threads, a program has twice as many
 
 
-@lru_cache(maxsize=None)
+@cache
 def library(version: str, interpret: bool) -> Library:
     """The kernels of this process in one mode."""
     return Library("triton", {"triton": version}, printed, lambda generated, source: load(generated, source, interpret))
@@ -31,6 +32,7 @@ def library(version: str, interpret: bool) -> Library:
 def printed(kernel: Kernel, request: Request) -> Generated:
     """A `tile` kernel as Triton source. Imports the compiler."""
     from kivi.backends.triton import emit
+    from kivi.passes.contract import may_contract
 
     schedule = request.option("schedule")
     return Generated(
@@ -39,8 +41,13 @@ def printed(kernel: Kernel, request: Request) -> Generated:
         emit.signature(kernel.module, kernel.name),
         kernel.grid,
         hashlib.sha256(str(kernel.module).encode()).hexdigest(),
-        {"threads": schedule.threads if schedule else THREADS},
+        {"threads": schedule.threads if schedule else THREADS, "fusion": int(schedule is not None and may_contract(kernel.module))},
     )
+
+
+def options(generated: Generated) -> dict[str, Any]:
+    """What the compiler is told beside the source."""
+    return {"enable_fp_fusion": bool(generated.launch["fusion"]), "num_warps": generated.launch["threads"] // WARP}
 
 
 def load(generated: Generated, source: Path, interpret: bool) -> Any:

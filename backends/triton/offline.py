@@ -16,7 +16,7 @@ from typing import Any
 
 from kivi import plugins
 from kivi.backend import layout_for
-from kivi.backends.triton.kernels import library, load
+from kivi.backends.triton.kernels import library, load, options
 from kivi.backends.triton.schedule import schedules
 from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, InputError
@@ -111,7 +111,7 @@ def compile_kernel(generated: Generated, source: Path, target: str) -> Compiled:
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(generated.signature.values()) if kind.startswith("*")}
     text = ASTSource(fn=load(generated, source, False), signature=generated.signature, constexprs={}, attrs=aligned)
     try:
-        out = triton.compile(text, target=where, options={"enable_fp_fusion": False, "num_warps": generated.launch["threads"] // 32})
+        out = triton.compile(text, target=where, options=options(generated))
     except Exception as error:
         raise BackendError(
             f"Triton could not compile kernel {generated.name!r} for {target}: {type(error).__name__}: {error}; its source is {source}"

@@ -182,9 +182,7 @@ class KernelBackend(Backend):
         count = int((step.stored + step.counts - start).max(initial=0))
         if count <= 0:
             return
-        loaded = self.library.get(
-            Request("rows.keep_rows", _NO_SPEC, _NO_LAYOUT, self.dtype_of(target), channels, (("heads", heads),))
-        )
+        loaded = self.library.get(Request("rows.keep_rows", _NO_SPEC, _NO_LAYOUT, self.dtype_of(target), channels, (("heads", heads),)))
         arguments = {
             "counts": self.from_host(np.stack([step.stored, step.counts, keep], 1)),
             **self._rows("x", source, chunk),

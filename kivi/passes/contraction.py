@@ -55,9 +55,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Contraction:
-    """sum over `axis` of lhs * rhs, where `mask` holds if there is one. `op` is the reduction."""
+    """sum over `axis` of lhs * rhs, where `mask` holds if there is one.
+
+    `op` is the reduction, `last` what gives the sums: the reduction, or a reshape that drops its axis and is its only user.
+    """
 
     op: tile.ReduceOp
+    last: Operation
     lhs: Spread
     rhs: Spread
     mask: Spread | None
@@ -70,6 +74,15 @@ class Contraction:
     def shape(self) -> tuple[int, ...]:
         """Of the products."""
         return shape_of(self.op.source.type)
+
+    @property
+    def drops(self) -> bool:
+        """Whether the sums lack the summed axis."""
+        return self.last is not self.op
+
+    def sums(self, reduced: Tile) -> Tile:
+        """A reduction over `axis`, in the shape of the sums."""
+        return reduced.reshape(*shape_of(self.last.results[0].type))
 
 
 def contractions(module: ModuleOp) -> Iterator[Contraction]:
@@ -90,7 +103,17 @@ def match(op: tile.ReduceOp) -> Contraction | None:
         product = product.lhs.owner
     if not isinstance(product, arith.MulfOp):
         return None
-    return Contraction(op, Spread.of(product.lhs), Spread.of(product.rhs), mask)
+    return Contraction(op, _last(op), Spread.of(product.lhs), Spread.of(product.rhs), mask)
+
+
+def _last(op: tile.ReduceOp) -> Operation:
+    uses = list(op.result.uses)
+    user = uses[0].operation if len(uses) == 1 else None
+    if not isinstance(user, tile.ReshapeOp):
+        return op
+    shape = list(shape_of(op.result.type))
+    del shape[op.axis.value.data]
+    return user if shape_of(user.result.type) == tuple(shape) else op
 
 
 def before(op: Operation) -> ImplicitBuilder:

@@ -69,21 +69,17 @@ def _may_move(found: Contraction, weight: Spread) -> bool:
 def _rewrite(found: Contraction, weight: Spread, element: Spread, affine: Affine) -> None:
     with before(found.op):
         here, there = found.axis, element.axes.index(found.axis)
-        scaled, shifts = (
-            Tile(weight.source) * _aligned(weight, here, part, there) for part in (affine.scale, affine.origin)
-        )
+        scaled, shifts = (Tile(weight.source) * _aligned(weight, here, part, there) for part in (affine.scale, affine.origin))
         if found.mask is not None:
             mask = _aligned_mask(found.mask, weight)
             scaled, shifts = (where(mask, x, 0.0) for x in (scaled, shifts))
         code = element.again(Tile(affine.code.source).spread(tile.shape_of(element.source.type)))
-        product = (weight.again(scaled) * code).reduce("add", here)
-        shift = shifts.reduce("add", weight.axes.index(here))
-        flat = list(shift.shape)
-        for axis in range(len(found.shape)):
-            if axis not in weight.axes:
-                flat.insert(axis, 1)
-        result = product + shift.reshape(*flat).spread(product.shape)
-    replace(found.op, result)
+        sums = found.sums((weight.again(scaled) * code).reduce("add", here))
+        shift = shifts.reduce("add", weight.axes.index(here))  # one number for all columns that the weight lacks
+        sizes = dict(zip(weight.axes, shift.shape, strict=True))
+        kept = [axis for axis in range(len(found.shape)) if axis != here or not found.drops]
+        result = sums + shift.reshape(*(sizes.get(axis, 1) for axis in kept)).spread(sums.shape)
+    replace(found.last, result)
 
 
 def _aligned(weight: Spread, axis: int, part: Spread, part_axis: int) -> Tile:
@@ -99,4 +95,3 @@ def _aligned_mask(mask: Spread, weight: Spread) -> Tile:
     """A mask over the products, as one over the weight's source."""
     sizes = dict(zip(mask.axes, tile.shape_of(mask.source.type), strict=True))
     return Tile(mask.source).reshape(*(sizes.get(axis, 1) for axis in weight.axes))
-

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from kivi.ir.tile import Tile
 from kivi.ir.xdsl import ModuleOp, clean
+from kivi.passes.contract import contract
 from kivi.passes.fold_scale import fold_scale
+from kivi.passes.join_sums import join_sums
 from kivi.passes.split_kv import RewriteError, split_kv
 from kivi.passes.tensors import Kernel
 from kivi.passes.unpack_in_place import unpack_in_place
@@ -24,6 +26,8 @@ REWRITES: dict[str, Callable[[Kernel], Kernel]] = {
     "split_kv": split_kv,
     "fold_scale": _of_module(fold_scale),
     "unpack_in_place": _of_module(unpack_in_place),
+    "join_sums": _of_module(join_sums),
+    "contract": _of_module(contract),
 }
 
 

@@ -29,8 +29,8 @@ def unpack_in_place(module: ModuleOp) -> int:
                 with before(found.op):
                     kept = Tile(word) & (mask << place)
                     scaled = weight.again(Tile(weight.source) * 2.0**-place)
-                    result = (scaled * code.again(kept.to(f32))).reduce("add", found.axis)
-                replace(found.op, result)
+                    result = found.sums((scaled * code.again(kept.to(f32))).reduce("add", found.axis))
+                replace(found.last, result)
                 count += 1
                 break
     return count

@@ -19,8 +19,8 @@ from kivi.schedule import Schedule
 
 REFERENCE = kivi.get_backend("reference")
 #: A schedule as each zone can take it.
-HISTORY = ("split_kv", "fold_scale")
-TAIL = ("fold_scale",)
+HISTORY = ("split_kv", "fold_scale", "unpack_in_place", "join_sums", "contract")
+TAIL = ("fold_scale", "join_sums", "contract")
 
 
 def printed(kernel, request) -> Generated:
@@ -68,7 +68,7 @@ class Interpreted(KernelBackend, type(REFERENCE)):
     def launch(self, loaded, programs, arguments):
         arrays: dict[str, np.ndarray] = {f"slab{i}": raw for i, raw in enumerate(getattr(self, "slabs", []))}
         given: dict[str, Any] = {}
-        for (name, kind), value in zip(loaded.generated.signature.items(), arguments, strict=True):
+        for name, value in zip(loaded.generated.signature, arguments, strict=True):
             if isinstance(value, np.ndarray):
                 same = (other for other, a in arrays.items() if a.ctypes.data == value.ctypes.data)
                 given[name] = next(same, name)

@@ -23,8 +23,8 @@ from kivi.passes.address import units
 from kivi.passes.attention import Schedule
 from kivi.passes.kv_to_tile import LoweringError, lower, page_format
 from kivi.pool import PageFormat
-from tests.ir.test_kernels import launch, spec_of
 from tests.ir.interpreted import Interpreted
+from tests.ir.test_kernels import launch, spec_of
 
 BE = kivi.get_backend("reference")
 FP32 = bounds.Numerics(accumulate="float32", exp_ulp=2.0)

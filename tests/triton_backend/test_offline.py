@@ -67,4 +67,4 @@ def test_bad_requests():
     with pytest.raises(InputError, match="sm_35"):
         compile_kernel(generated, source, "sm_35")
     with pytest.raises(BackendError, match=str(source)):
-        compile_kernel(replace(generated, launch={"threads": 96}), source, "sm_90")
+        compile_kernel(replace(generated, launch={"threads": 96, "fusion": 0}), source, "sm_90")
