@@ -23,6 +23,7 @@ from xdsl.dialects.builtin import IntegerAttr as IntegerAttr
 from xdsl.dialects.builtin import IntegerType as IntegerType
 from xdsl.dialects.builtin import MemRefType as MemRefType
 from xdsl.dialects.builtin import ModuleOp as ModuleOp
+from xdsl.dialects.builtin import NoneAttr as NoneAttr
 from xdsl.dialects.builtin import Signedness as Signedness
 from xdsl.dialects.builtin import StringAttr as StringAttr
 from xdsl.dialects.builtin import TensorType as TensorType
@@ -38,6 +39,7 @@ from xdsl.dialects.builtin import i16 as i16
 from xdsl.dialects.builtin import i32 as i32
 from xdsl.dialects.builtin import i64 as i64
 from xdsl.dialects.utils.enum_attribute import EnumAttribute as EnumAttribute
+from xdsl.dialects.utils.fast_math import FastMathFlag as FastMathFlag
 from xdsl.ir import Attribute as Attribute
 from xdsl.ir import Block as Block
 from xdsl.ir import BlockArgument as BlockArgument

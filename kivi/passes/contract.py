@@ -8,9 +8,9 @@ Bound. A fused operation leaves out the rounding of a product, so every running 
 
 from __future__ import annotations
 
-from kivi.ir.xdsl import ModuleOp, arith
+from kivi.ir.xdsl import FastMathFlag, ModuleOp, arith
 
-FLAG = arith.FastMathFlagsAttr([arith.FastMathFlag.ALLOW_CONTRACT])
+FLAG = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT])
 KINDS = (arith.MulfOp, arith.AddfOp, arith.SubfOp)
 
 
@@ -24,6 +24,4 @@ def contract(module: ModuleOp) -> int:
 
 def may_contract(module: ModuleOp) -> bool:
     """Whether every multiplication, addition and subtraction of floats has the flag."""
-    return all(
-        op.fastmath is not None and arith.FastMathFlag.ALLOW_CONTRACT in op.fastmath.data for op in module.walk() if isinstance(op, KINDS)
-    )
+    return all(op.fastmath is not None and FastMathFlag.ALLOW_CONTRACT in op.fastmath.data for op in module.walk() if isinstance(op, KINDS))

@@ -9,7 +9,9 @@ Rewrites of attention are rewrites of these. A tile that is spread is seen as it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from kivi.ir import tile
 from kivi.ir.build import Tile
@@ -116,7 +118,7 @@ def _last(op: tile.ReduceOp) -> Operation:
     return user if shape_of(user.result.type) == tuple(shape) else op
 
 
-def before(op: Operation) -> ImplicitBuilder:
+def before(op: Operation) -> AbstractContextManager[Any]:
     """Within this context, tiles are built in front of `op`."""
     return ImplicitBuilder(Builder(InsertPoint.before(op)))
 

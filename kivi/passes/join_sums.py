@@ -11,6 +11,7 @@ Bound. The same number of additions in another order; a reduction's order is fre
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from kivi.ir import tile
 from kivi.ir.build import Tile
@@ -26,7 +27,7 @@ def join_sums(module: ModuleOp) -> int:
         if op.parent is None or _belongs_to_a_sum(op):
             continue
         with before(op):
-            joined = _joined([Tile(term) for term in _terms(op)])
+            joined = _joined(_terms(op))
         if joined is not None:
             replace(op, joined)
             count += 1
@@ -43,57 +44,71 @@ def _terms(op: arith.AddfOp) -> list[SSAValue]:
     out = []
     for value in (op.lhs, op.rhs):
         inner = value.owner
-        alone = isinstance(inner, arith.AddfOp) and inner.parent is op.parent and len(list(value.uses)) == 1
-        out += _terms(inner) if alone else [value]
+        if isinstance(inner, arith.AddfOp) and inner.parent is op.parent and len(list(value.uses)) == 1:
+            out += _terms(inner)
+        else:
+            out.append(value)
     return out
 
 
-def _joined(terms: list[Tile]) -> Tile | None:
+def _joined(terms: list[SSAValue]) -> Tile | None:
     """The sum of the terms, those of one kind joined; None if no two join."""
-    kinds: dict[object, list[Tile]] = defaultdict(list)
-    for i, term in enumerate(terms):
-        kinds[_kind(term) or i].append(term)
+    kinds: dict[object, list[Term]] = defaultdict(list)
+    for i, value in enumerate(terms):
+        term = Term.of(value)
+        kinds[term.kind or i].append(term)
     if len(kinds) == len(terms):
         return None
     total = None
-    for kind, group in kinds.items():
-        one = group[0] if isinstance(kind, int) else _join(group)
+    for group in kinds.values():
+        one = Tile(group[0].value) if len(group) == 1 else group[0].joined(group[1:])
         total = one if total is None else total + one
     return total
 
 
-def _kind(term: Tile) -> tuple | None:
-    """Terms of one kind join: reductions of tiles of one shape along one axis, or tiles of one shape spread in one way."""
-    steps, op = [], term.value.owner
-    while isinstance(op, tile.ReshapeOp | tile.BroadcastOp | tile.ExpandOp) and len(list(op.results[0].uses)) == 1:
-        steps.append((type(op), shape_of(op.result.type)))
-        op = op.source.owner
-    if isinstance(op, tile.ReduceOp) and op.combine.data is tile.Combine.ADD and len(list(op.result.uses)) == 1:
-        return (*steps, op.axis.value.data, shape_of(op.source.type))
-    return None
+@dataclass(frozen=True)
+class Term:
+    """A term of a sum. If it is a reduction that nothing else uses, `reduction`, and the `moves` of its result to the term's shape."""
 
+    value: SSAValue
+    reduction: tile.ReduceOp | None
+    moves: tuple[Operation, ...]
 
-def _join(group: list[Tile]) -> Tile:
-    """The sum of terms of one kind."""
-    if len(group) == 1:
-        return group[0]
-    chain: list[Operation] = []
-    op = group[0].value.owner
-    while not isinstance(op, tile.ReduceOp):
-        chain.append(op)
-        op = op.source.owner
-    total = None
-    for term in group:
-        source = term.value.owner
-        while not isinstance(source, tile.ReduceOp):
-            source = source.source.owner
-        total = Tile(source.source) if total is None else total + Tile(source.source)
-    out = total.reduce("add", op.axis.value.data)  # type: ignore[union-attr]
-    for step in reversed(chain):
-        if isinstance(step, tile.ReshapeOp):
-            out = out.reshape(*shape_of(step.result.type))
-        elif isinstance(step, tile.ExpandOp):
-            out = out.expand(step.axis.value.data)
-        else:
-            out = out.spread(shape_of(step.results[0].type))
-    return out
+    @classmethod
+    def of(cls, value: SSAValue) -> Term:
+        moves, at = [], value
+        while len(list(at.uses)) == 1:
+            op = at.owner
+            if isinstance(op, tile.ReduceOp) and op.combine.data is tile.Combine.ADD:
+                return cls(value, op, tuple(moves))
+            if not isinstance(op, tile.ReshapeOp | tile.BroadcastOp | tile.ExpandOp):
+                break
+            moves.append(op)
+            at = op.source
+        return cls(value, None, ())
+
+    @property
+    def kind(self) -> tuple | None:
+        """Terms of one kind join: reductions along one axis of tiles of one shape, moved in one way."""
+        if self.reduction is None:
+            return None
+        moves = tuple((type(op), shape_of(op.results[0].type)) for op in self.moves)
+        return self.reduction.axis.value.data, shape_of(self.reduction.source.type), moves
+
+    def joined(self, others: list[Term]) -> Tile:
+        """The sum of this term and others of its kind."""
+        assert self.reduction is not None
+        total = Tile(self.reduction.source)
+        for other in others:
+            assert other.reduction is not None
+            total = total + Tile(other.reduction.source)
+        out = total.reduce("add", self.reduction.axis.value.data)
+        for op in reversed(self.moves):
+            shape = shape_of(op.results[0].type)
+            if isinstance(op, tile.ReshapeOp):
+                out = out.reshape(*shape)
+            elif isinstance(op, tile.ExpandOp):
+                out = out.expand(op.axis.value.data)
+            else:
+                out = out.spread(shape)
+        return out

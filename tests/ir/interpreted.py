@@ -18,9 +18,8 @@ from kivi.kernels.library import Library
 from kivi.schedule import Schedule
 
 REFERENCE = kivi.get_backend("reference")
-#: A schedule as each zone can take it.
-HISTORY = ("split_kv", "fold_scale", "unpack_in_place", "join_sums", "contract")
-TAIL = ("fold_scale", "join_sums", "contract")
+#: All but the one for the history, whose loop alone is shared.
+REWRITES = ("fold_scale", "unpack_in_place", "join_sums", "contract")
 
 
 def printed(kernel, request) -> Generated:
@@ -33,13 +32,11 @@ def printed(kernel, request) -> Generated:
 class Interpreted(KernelBackend, type(REFERENCE)):
     """NumPy arrays, kernels under the `tile` interpreter. `memory`: kernel name -> memory of its last launch, with bytes counted."""
 
-    def __init__(self, schedule: Schedule | None = None, pages_per_share: int = 2, **zones: Schedule) -> None:
-        tested = REFERENCE.manifest
+    def __init__(self, schedule: Schedule | None = None, pages_per_share: int = 2) -> None:
         library = Library("interpreted", {}, printed, lambda generated, source: parse(generated.source, Tile), ".mlir")
-        super().__init__(tested, "interpreter", "cpu", REFERENCE.versions, library)
+        super().__init__(REFERENCE.manifest, "interpreter", "cpu", REFERENCE.versions, library)
         self.pages_per_share = pages_per_share
-        small = schedule or Schedule(tokens=8, slots="axis")
-        self.zones = {zone: zones.get(zone, _with(small, rewrites)) for zone, rewrites in (("history", HISTORY), ("tail", TAIL))}
+        self.tail = schedule or Schedule(tokens=8, slots="axis", rewrites=REWRITES)
         self.memory: dict[str, Memory] = {}
 
     def empty(self, shape, dtype):
@@ -59,7 +56,7 @@ class Interpreted(KernelBackend, type(REFERENCE)):
         return a.reshape(-1).view(dtype if dtype != "bfloat16" else np.int16)
 
     def schedules(self, form, q_heads, rows):
-        return self.zones
+        return {"history": replace(self.tail, rewrites=("split_kv", *self.tail.rewrites)), "tail": self.tail}
 
     def _places(self, pool):
         self.slabs = pool.raw
@@ -79,7 +76,3 @@ class Interpreted(KernelBackend, type(REFERENCE)):
         memory = Memory({name: a.view(np.int16) if str(a.dtype) == "bfloat16" else a for name, a in arrays.items()})
         interp.run(loaded.launch, loaded.generated.name, programs, given, memory)
         self.memory[loaded.generated.name] = memory
-
-
-def _with(schedule: Schedule, rewrites: tuple[str, ...]) -> Schedule:
-    return replace(schedule, rewrites=rewrites)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ import kivi
 from kivi.conformance import bounds, model, oracle
 from kivi.dtypes import np_dtype
 from kivi.schedule import Schedule
-from tests.ir.interpreted import Interpreted
+from tests.ir.interpreted import REWRITES, Interpreted
 
 FP32 = bounds.Numerics(accumulate="float32", exp_ulp=2.0)
 
@@ -28,10 +30,10 @@ def rows(cache, n, seed):
     return [rng.normal(0.2, 1.0, (cache.batch, heads, n, dim)).astype(np_dtype(g.dtype)) for heads, dim in shapes]
 
 
-def check(cache, naive, n, schedule, pages_per_share=16):
+def check(cache, naive, n, schedule, pages_per_share=16, rewrites=REWRITES):
     """Attend to n more tokens through the kernels; every output within its bound. The cache does not change."""
     q, k, v = rows(cache, n, 99)
-    backend = Interpreted(schedule, pages_per_share)
+    backend = Interpreted(replace(schedule, rewrites=tuple(rewrites)), pages_per_share)
     counts = np.full(cache.batch, n)
     out = backend.attend(cache._reading(cache._state, counts, counts), q, k, v)
     for b, seen in enumerate(naive.fork().attend(q, k, v, [n] * cache.batch)):
