@@ -72,6 +72,7 @@ from xdsl.traits import MemoryWriteEffect as MemoryWriteEffect
 from xdsl.traits import Pure as Pure
 from xdsl.transforms.canonicalize import CanonicalizePass
 from xdsl.transforms.common_subexpression_elimination import CommonSubexpressionElimination
+from xdsl.transforms.dead_code_elimination import DeadCodeElimination
 from xdsl.utils.exceptions import ParseError as ParseError
 from xdsl.utils.exceptions import VerifyException as VerifyException
 from xdsl.utils.str_enum import StrEnum as StrEnum
@@ -100,3 +101,8 @@ def clean(module: ModuleOp, *dialects: Dialect) -> None:
     CanonicalizePass().apply(ctx, module)
     CommonSubexpressionElimination().apply(ctx, module)
     CanonicalizePass().apply(ctx, module)
+
+
+def sweep(module: ModuleOp, *dialects: Dialect) -> None:
+    """Dead code removed, in place."""
+    DeadCodeElimination().apply(context(*dialects), module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kivi.ir.tile import Tile
-from kivi.ir.xdsl import ModuleOp, clean
+from kivi.ir.xdsl import ModuleOp, clean, sweep
 from kivi.passes.contract import contract
 from kivi.passes.fold_scale import fold_scale
 from kivi.passes.join_sums import join_sums
@@ -33,10 +33,13 @@ REWRITES: dict[str, Callable[[Kernel], Kernel]] = {
 
 def rewrite(kernel: Kernel, names: Sequence[str]) -> Kernel:
     """The kernel after the named rewrites, in order; the kernel given is used up. Raises `RewriteError` for an unknown name."""
+    unknown = [name for name in names if name not in REWRITES]
+    if unknown:
+        raise RewriteError(f"there is no rewrite {unknown[0]!r}; there are {', '.join(REWRITES)}")
+    clean(kernel.module, Tile)
     for name in names:
-        if name not in REWRITES:
-            raise RewriteError(f"there is no rewrite {name!r}; there are {', '.join(REWRITES)}")
         kernel = REWRITES[name](kernel)
-        clean(kernel.module, Tile)
-        kernel.module.verify()
+        sweep(kernel.module, Tile)  # what was replaced must not count as a use
+    clean(kernel.module, Tile)
+    kernel.module.verify()
     return kernel
