@@ -19,6 +19,7 @@ import numpy as np
 from kivi import accounts, checks, memory, storefile
 from kivi.arrays import sample
 from kivi.backend import Append, Backend, Ran, Reading, Seal, Windows
+from kivi.captured import UNREAD, CapturedStep
 from kivi.dtypes import lowest_origin, metadata_dtype
 from kivi.errors import BackendError, CapacityError, InputError, KiviError, PendingTokensError, StateError
 from kivi.geometry import geometry, page_format, positive
@@ -30,7 +31,7 @@ from kivi.selection import resolve
 from kivi.spec import CacheSpec, load_spec
 from kivi.state import Lengths, State
 
-SLACK = 8  # window rows beyond the residual, so that short chunks need no fresh window
+SLACK = UNREAD  # window rows beyond the residual, so that short chunks need no fresh window
 
 
 class KVCache:
@@ -65,6 +66,7 @@ class KVCache:
         max_tokens: int | None = None,
         max_pages: int | None = None,
     ) -> None:
+        self._captured: CapturedStep | None = None
         self.spec = load_spec(spec)
         self.geometry = geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, scale, max_tokens, max_pages)
         self.backend = resolve(backend, self.spec, self.geometry, mode, device)
@@ -99,14 +101,25 @@ class KVCache:
         raise StateError("a cache is not pickled, since reading a pickle executes it; use save and KVCache.load")
 
     def __del__(self) -> None:
-        if hasattr(self, "_state"):  # else construction failed
-            self._drop(self._state)
+        if hasattr(self, "_current"):  # else construction failed
+            self._drop(self._current)
+
+    @property
+    def _state(self) -> State:
+        """The current state, once it is known that the captured steps so far were good. Raises what `CapturedStep.check` raises."""
+        if self._captured is not None:
+            self._captured.check()
+        return self._current
+
+    @_state.setter
+    def _state(self, state: State) -> None:
+        self._current = state
 
     # -- what it is -----------------------------------------------------------------------------------------------------
 
     @property
     def batch(self) -> int:
-        return len(self._state.tokens)
+        return len(self._current.tokens)
 
     @property
     def ran(self) -> Ran:
@@ -198,6 +211,22 @@ class KVCache:
         self._state, self._like = draft, sample(q, self._like)
         return result
 
+    def capture(self, q: Any, k: Any, v: Any, strict: bool = False) -> CapturedStep:
+        """A decode step to be replayed, a CUDA graph where there is one: `step()` attends to the one token a request that q, k and v
+        hold then, commits it, and returns the output, all in arrays that stay where they are.
+
+        A step waits for nothing. If its input is not finite, or overflows the metadata, the error is raised after at most 8 more steps,
+        or when the cache is asked anything else, and the cache is as it was before that step; with `strict`, at once. Raises
+        `UnsupportedError` for a backend that cannot capture, `ShapeError`, `DtypeError`, `DeviceError`.
+        """
+        return CapturedStep(self, q, k, v, strict)
+
+    def _take_over(self, step: CapturedStep) -> None:
+        """From now on `step` has the steps whose flags were not read."""
+        if self._captured is not None:
+            self._captured.check()
+        self._captured = step
+
     def commit(self, n: int | Sequence[int] | None = None) -> None:
         """Keep the first n pending tokens (an int: min(n, pending) of each request; one per request; None: all), drop the rest,
         and seal what is due. Raises `InputError`, `MetadataOverflowError`; the tokens then stay pending."""
@@ -232,9 +261,9 @@ class KVCache:
         seen: dict[str, Any] = {name: np.where(empty, 0, getattr(after, name)) for name in names}
         return self._reading(replace(after, **seen), np.where(empty, counts, 0), counts)
 
-    def _grow(self, state: State, tokens: np.ndarray, counts: np.ndarray, k: Any, v: Any) -> State:
-        """Store `counts` new rows, then seal what is due once `tokens` tokens are committed. Returns the draft of the new state;
-        on failure no page stays lent."""
+    def _plan(self, state: State, tokens: np.ndarray, counts: np.ndarray) -> tuple[State, Append]:
+        """The state once `counts` rows were stored and what is due at `tokens` committed tokens was sealed, its windows aside, and the
+        step that leads there. Its new pages are lent: `_give_back` returns them if it fails."""
         residual, value_residual = self.spec.key.residual, self.spec.value.residual
         blocks = (tokens - state.key_sealed) // residual
         key_sealed = state.key_sealed + blocks * residual
@@ -247,12 +276,21 @@ class KVCache:
                 self._window(state.windows.key, state.key_sealed, key_sealed, state.stored, counts, residual),
                 self._window(state.windows.value, state.value_sealed, value_sealed, state.stored, counts, value_residual),
             )
-            step = Append(state.stored, counts, tuple(seals), key_sealed, value_sealed, state.windows, target)
+        except BaseException:
+            self._give_back(state, draft)
+            raise
+        return draft, Append(state.stored, counts, tuple(seals), key_sealed, value_sealed, state.windows, target)
+
+    def _grow(self, state: State, tokens: np.ndarray, counts: np.ndarray, k: Any, v: Any) -> State:
+        """Store `counts` new rows, then seal what is due once `tokens` tokens are committed. Returns the draft of the new state;
+        on failure no page stays lent."""
+        draft, step = self._plan(state, tokens, counts)
+        try:
             clamped = self.backend.append(self.pool, step, k, v)
         except BaseException:
             self._give_back(state, draft)
             raise
-        return replace(draft, windows=target, clamped=state.clamped + clamped)
+        return replace(draft, windows=step.target, clamped=state.clamped + clamped)
 
     def _extend_table(self, state: State, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lend one page a key block. Rows past the valid ones are written in place: they mean nothing until counted."""
@@ -344,7 +382,7 @@ class KVCache:
         with self._running("fork"):
             copied = self._copied(state, list(range(self.batch)))
         twin = object.__new__(KVCache)
-        twin.__dict__.update(self.__dict__, _state=copied)
+        twin.__dict__.update(self.__dict__, _current=copied, _captured=None)
         return twin
 
     def reset(self) -> None:
@@ -394,7 +432,8 @@ class KVCache:
         target = resolve(backend, self.spec, self.geometry, mode, device)
         moved = storefile.restore(storefile.snapshot(self), self.spec, self.geometry, target)
         moved._state = replace(moved._state, clamped=self._state.clamped)
-        for name in ("backend", "pool", "_state"):  # the two caches change places, and the other one goes with the old state
+        self._captured = None
+        for name in ("backend", "pool", "_current"):  # the two caches change places, and the other one goes with the old state
             mine, other = getattr(self, name), getattr(moved, name)
             setattr(self, name, other)
             setattr(moved, name, mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,6 +30,7 @@ TORCH = {
     "uint16": torch.uint16,
     "uint32": torch.uint32,
     "int32": torch.int32,
+    "int64": torch.int64,
 }
 #: How a tensor reads in a kernel: the dialect has signless integers, and bfloat16 is 16 bits.
 SIGNLESS = {torch.bfloat16: torch.int16, torch.uint8: torch.int8, torch.uint16: torch.int16, torch.uint32: torch.int32}
@@ -143,6 +145,32 @@ class TritonBackend(KernelBackend):
                 loaded.launch[programs](*given)
             else:
                 loaded.launch[programs](*given, **options(loaded.generated))
+
+    # capturing a step: a CUDA or HIP graph; an interpreter plays the launches again
+
+    can_capture = True
+
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        if self.mode == "interpreter":
+            return launches
+        with self._guard():
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launches()
+        return graph.replay
+
+    def write(self, target: torch.Tensor, source: Any) -> None:
+        source = torch.from_numpy(source) if isinstance(source, np.ndarray) else source
+        if source.device.type == "cpu" and target.device.type != "cpu":
+            source = source.pin_memory()  # a copy from other memory would wait for it
+        target.copy_(source, non_blocking=True)
+
+    def first_bad_place(self, x: torch.Tensor, lowest: float) -> torch.Tensor:
+        bad = (~torch.isfinite(x) | (x.float() < lowest)).reshape(-1).int()
+        return ((bad.argmax() + 1) * bad.amax()).int()
+
+    def total(self, flag: torch.Tensor) -> torch.Tensor:
+        return flag.sum(dtype=torch.int32)
 
     def _guard(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.mode == "interpreter" else torch.cuda.device(self.device)

@@ -6,6 +6,8 @@ none has been measured on a device yet.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from kivi.pool import PageFormat
 from kivi.schedule import Schedule, queries_of_program
 
@@ -17,7 +19,9 @@ REWRITES = ("fold_scale", "unpack_in_place", "join_sums", "contract")
 def schedules(mode: str, form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:
     """Zone -> schedule, for calls with `rows` query rows."""
     queries = queries_of_program(rows, q_heads // form.kv_heads)
-    slots = "axis" if mode == "interpreter" else "lanes"  # an interpreter pays for each operation, whatever its width
+    slots: Literal["lanes", "axis"] = (
+        "axis" if mode == "interpreter" else "lanes"
+    )  # an interpreter pays for each operation, whatever its width
     return {
         "history": Schedule(tokens=32, queries=queries, slots=slots, rewrites=("split_kv", *REWRITES), threads=64),
         "tail": Schedule(tokens=16, queries=queries, slots=slots, rewrites=TAIL, threads=128),

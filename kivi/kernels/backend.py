@@ -7,13 +7,15 @@ here, once: a scalar, an array, or an array read as the words of a pool.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from kivi.backend import Append, Backend, Manifest, Reading, Seal, overflow_error
+from kivi.backend import Append, Backend, Manifest, Reading, Seal, Windows, overflow_error
 from kivi.dtypes import metadata_dtype
+from kivi.errors import MetadataOverflowError, UnsupportedError
 from kivi.kernels.library import Library, Loaded
 from kivi.kernels.request import Request
 from kivi.layout import Layout, Which, arrangement
@@ -69,6 +71,27 @@ class KernelBackend(Backend):
     @abstractmethod
     def schedules(self, form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:
         """Zone, "history" and "tail", -> schedule of its kernel, for calls with `rows` query rows."""
+
+    # capturing a step
+
+    #: Whether `capture` works in this mode.
+    can_capture = False
+
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        """Record what `launches` launches, as a function that does it again on the same arrays."""
+        raise UnsupportedError(f"backend {self.name!r} (mode {self.mode}) cannot capture launches")
+
+    def write(self, target: Any, source: Any) -> None:
+        """Copy an array of the backend, or of NumPy, into another of the same shape, in the order of launches."""
+        raise NotImplementedError
+
+    def first_bad_place(self, x: Any, lowest: float) -> Any:
+        """1 + the place, in row-major order, of the first element that is not finite or below `lowest`; 0 if none. int32 [], no waiting."""
+        raise NotImplementedError
+
+    def total(self, flag: Any) -> Any:
+        """The sum of an int32 array as int32 [], no waiting."""
+        raise NotImplementedError
 
     # whole tensors
 
@@ -146,97 +169,136 @@ class KernelBackend(Backend):
             (k, step.source.key, step.target.key, step.keep_key),
             (v, step.source.value, step.target.value, step.keep_value),
         ):
-            if chunk is not None or target is not source:
-                self._keep_rows(step, chunk, source, target, keep)
+            start = keep if target is not source else np.maximum(keep, step.stored)
+            most = int((step.stored + step.counts - start).max(initial=0))
+            if (chunk is not None or target is not source) and most > 0:
+                self.keep_rows(self.from_host(np.stack([step.stored, step.counts, keep], 1)), most, chunk, source, target)
         return clamped
 
     def _seal(self, pool: PagePool, step: Append, which: str, seals: list[Seal], window: Any, chunk: Any) -> int:
         form = pool.format
-        shape = form.key if which == "key" else form.value
-        places = self._places(pool)
-        rows = [(s.request, s.first, s.count, places[s.page], s.row, step.stored[s.request]) for s in seals]
-        jobs = self.from_host(np.array(rows, np.int64))
-        common = {"jobs": jobs, **self._pool(pool), **self._rows("x", window, chunk)}
-        count = max(s.count for s in seals)
-        values = {"jobs": len(seals), "heads": form.kv_heads, "count": count, "channels": shape.channels, "units": _units(shape)}
-        dtype, options = self.dtype_of(window), (("form", form),)
-        loaded = self.library.get(Request(f"{which}.seal_metadata", form.spec, form.layout, dtype, shape.channels, options))
-        programs = loaded.generated.programs(values)
-        flag = self.zeros((int(np.prod(programs)),), "int32")
-        self._launch(loaded, programs, {**common, "flag": flag, "blocks": programs[1]})
+        jobs = self.from_host(self.jobs(pool, seals, step.stored))
+        flag = self.seal_metadata(pool, which, jobs, max(s.count for s in seals), window, chunk)
         exceeded = self.to_host(flag)
         if form.spec.overflow == "reject" and exceeded.any():
             bad = seals[int(np.flatnonzero(exceeded.reshape(len(seals), -1).any(1))[0])]
-            where = f"request {bad.request}, tokens {bad.first} to {bad.first + bad.count - 1}"
-            metadata = form.key_metadata if which == "key" else form.value_metadata
-            given = [self.to_host(a) for a in (window, chunk) if a is not None]
-            raise overflow_error(where, which, *_extremes(np.concatenate(given, 2)), form.spec, metadata)
-        loaded = self.library.get(Request(f"{which}.seal_words", form.spec, form.layout, dtype, shape.channels, options))
-        self._launch(loaded, loaded.generated.programs(values), common)
+            raise self.overflow(pool, which, f"request {bad.request}, tokens {bad.first} to {bad.first + bad.count - 1}", window, chunk)
+        self.seal_words(pool, which, jobs, max(s.count for s in seals), window, chunk)
         return int(exceeded.sum()) if form.spec.overflow == "saturate" else 0
 
-    def _keep_rows(self, step: Append, chunk: Any, source: Any, target: Any, keep: np.ndarray) -> None:
-        batch, heads, _, channels = (int(n) for n in target.shape)
-        fresh = target is not source
-        start = keep if fresh else np.maximum(keep, step.stored)
-        count = int((step.stored + step.counts - start).max(initial=0))
-        if count <= 0:
-            return
-        loaded = self.library.get(Request("rows.keep_rows", _NO_SPEC, _NO_LAYOUT, self.dtype_of(target), channels, (("heads", heads),)))
-        arguments = {
-            "counts": self.from_host(np.stack([step.stored, step.counts, keep], 1)),
-            **self._rows("x", source, chunk),
-            "target": target,
-            "target_capacity": int(target.shape[2]),
-            "fresh": int(fresh),
-        }
-        values = {"batch": batch, "heads": heads, "count": count, "channels": channels}
-        self._launch(loaded, loaded.generated.programs(values), arguments)
-
     def attend(self, reading: Reading, q: Any, k: Any, v: Any) -> Any:
-        form = reading.pool.format
+        counts, closed = self.counts(reading)
+        table = self.table(reading)
+        programs = self.shares_of(reading.pool.format, q, closed)
+        return self.attention(
+            reading.pool, reading.windows, self.from_host(table), self.from_host(counts), programs, reading.scale, q, k, v
+        )
+
+    def shares_of(self, form: PageFormat, q: Any, closed: int) -> int:
+        """Programs that share a history of `closed` pages."""
+        history = self.schedules(form, int(q.shape[1]), int(q.shape[2]))["history"]
+        return shares(closed, self.pages_per_share) if "split_kv" in history.rewrites else min(closed, 1)
+
+    # its launches, on numbers that lie on the device
+
+    def seal_metadata(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> Any:
+        """Scales and origins of `jobs`, of at most `count` rows each. Returns what each program could not represent, int32 [jobs, ...]."""
+        loaded, values, given = self._sealing("seal_metadata", pool, which, jobs, count, window, chunk)
+        programs = loaded.generated.programs(values)
+        flag = self.zeros((int(np.prod(programs)),), "int32")
+        self._launch(loaded, programs, {**given, "flag": flag, "blocks": programs[1]})
+        return flag
+
+    def seal_words(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> None:
+        """Words of `jobs`, whose scales and origins are in their pages."""
+        loaded, values, given = self._sealing("seal_words", pool, which, jobs, count, window, chunk)
+        self._launch(loaded, loaded.generated.programs(values), given)
+
+    def _sealing(self, entry: str, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> tuple[Loaded, dict, dict]:
+        form = pool.format
+        shape = form.key if which == "key" else form.value
+        request = Request(f"{which}.{entry}", form.spec, form.layout, self.dtype_of(window), shape.channels, (("form", form),))
+        values = {"jobs": len(jobs), "heads": form.kv_heads, "count": count, "channels": shape.channels, "units": _units(shape)}
+        return self.library.get(request), values, {"jobs": jobs, **self._pool(pool), **self._rows("x", window, chunk)}
+
+    def keep_rows(self, counts: Any, most: int, chunk: Any, source: Any, target: Any) -> None:
+        """Rows into the target window: `counts` int64 [B, 3] stored, new, first to keep; at most `most` rows a request."""
+        batch, heads, capacity, channels = (int(n) for n in target.shape)
+        loaded = self.library.get(Request("rows.keep_rows", _NO_SPEC, _NO_LAYOUT, self.dtype_of(target), channels, (("heads", heads),)))
+        given = {"counts": counts, **self._rows("x", source, chunk), "target": target, "target_capacity": capacity}
+        values = {"batch": batch, "heads": heads, "count": most, "channels": channels}
+        self._launch(loaded, loaded.generated.programs(values), {**given, "fresh": int(target is not source)})
+
+    def attention(
+        self, pool: PagePool, windows: Windows, table: Any, counts: Any, programs: int, scale: float, q: Any, k: Any, v: Any
+    ) -> Any:
+        """`attend` with its table and counts on the device, the history shared by `programs` programs."""
+        form = pool.format
         batch, q_heads, rows, _ = (int(n) for n in q.shape)
         dim, dtype = form.value_head_dim, self.dtype_of(q)
-        closed = _closed_pages(reading)
-        zones = self.schedules(form, q_heads, rows)
-        most = int(closed.max(initial=0))
-        count = shares(most, self.pages_per_share) if "split_kv" in zones["history"].rewrites else min(most, 1)
-        splits, outputs = count + 1, batch * q_heads * rows
-        r = reading
-        columns = (r.stored, r.key_sealed, r.value_sealed, r.pages, closed, r.chunk, r.counts)
-        counts = self.from_host(np.stack(columns, 1).astype(np.int64))
-        table = self._table(reading)
+        splits, outputs = programs + 1, batch * q_heads * rows
         top, total = (self.empty((splits, outputs), "float32") for _ in range(2))
         part = self.empty((splits, outputs, dim), "float32")
         given = {
             "q": q,
             **self._strides("q", q),
-            **self._rows("k", reading.windows.key, k),
-            **self._rows("v", reading.windows.value, v),
-            **self._pool(reading.pool),
-            "table": self.from_host(table),
-            "table_rows": table.shape[1],
+            **self._rows("k", windows.key, k),
+            **self._rows("v", windows.value, v),
+            **self._pool(pool),
+            "table": table,
+            "table_rows": int(table.shape[1]),
             "counts": counts,
-            "scale": reading.scale * LOG2_E,
-            "shares": count,
+            "scale": scale * LOG2_E,
+            "shares": programs,
             "rows": rows,
             "outputs": outputs,
             "top": top,
             "total": total,
             "part": part,
         }
-        values = {"batch": batch, "heads": form.kv_heads, "shares": count, "rows": rows}
-        for zone, schedule in zones.items():
-            if zone == "tail" or count:
+        values = {"batch": batch, "heads": form.kv_heads, "shares": programs, "rows": rows}
+        for zone, schedule in self.schedules(form, q_heads, rows).items():
+            if zone == "tail" or programs:
                 options = (("form", form), ("q_heads", q_heads), ("schedule", schedule))
                 loaded = self.library.get(Request(f"cache.{zone}", form.spec, form.layout, dtype, form.head_dim, options))
-                self._launch(loaded, loaded.generated.programs(values), {**given, "slot": count if zone == "tail" else 0})
+                self._launch(loaded, loaded.generated.programs(values), {**given, "slot": programs if zone == "tail" else 0})
         out = self.empty((batch, q_heads, rows, dim), dtype)
         loaded = self.library.get(Request("cache.merge", _NO_SPEC, _NO_LAYOUT, dtype, dim, (("q_heads", q_heads),)))
         given = {"top": top, "total": total, "part": part, "counts": counts, "out": out}
         given |= {"splits": splits, "rows_of_head": rows, "outputs": outputs}
         self._launch(loaded, loaded.generated.programs({"outputs": outputs}), given)
         return out
+
+    # those numbers, on the host
+
+    def jobs(self, pool: PagePool, seals: Sequence[Seal], stored: np.ndarray) -> np.ndarray:
+        """int64 [seals, 6] as `kivi.passes.append.JOB` names them."""
+        places = self._places(pool)
+        rows = [(s.request, s.first, s.count, places[s.page], s.row, stored[s.request]) for s in seals]
+        return np.array(rows, np.int64).reshape(-1, 6)
+
+    def counts(self, reading: Reading) -> tuple[np.ndarray, int]:
+        """int64 [B, 7] as `kivi.passes.attention.COUNTS` names them, and the largest number of closed pages."""
+        closed = _closed_pages(reading)
+        r = reading
+        columns = (r.stored, r.key_sealed, r.value_sealed, r.pages, closed, r.chunk, r.counts)
+        return np.stack(columns, 1).astype(np.int64), int(closed.max(initial=0))
+
+    def table(self, reading: Reading, width: int = 1) -> np.ndarray:
+        """int64 [B, M, 2]: (distance of the page, first token), M at least `width`; rows past a request's pages mean nothing."""
+        width = max(width, int(reading.pages.max(initial=0)))
+        table = np.zeros((len(reading.pages), width, 2), np.int64)
+        valid = np.arange(width) < reading.pages[:, None]
+        found = reading.table[:, :width][valid[:, : reading.table.shape[1]]]
+        table[valid] = np.stack([self._places(reading.pool)[found[:, 0]], found[:, 1]], 1) if len(found) else 0
+        return table
+
+    def overflow(self, pool: PagePool, which: str, where: str, window: Any, chunk: Any) -> MetadataOverflowError:
+        """The error for rows of `window` and `chunk` that need numbers which the metadata dtype cannot hold."""
+        form = pool.format
+        given = [self.to_host(a) for a in (window, chunk) if a is not None]
+        metadata = form.key_metadata if which == "key" else form.value_metadata
+        return overflow_error(where, which, *_extremes(np.concatenate(given, 2)), form.spec, metadata)
 
     # arguments
 
@@ -262,15 +324,6 @@ class KernelBackend(Backend):
         starts = np.array([self.address(raw) for raw in pool.raw], np.int64)
         slabs = [start - starts[0] + np.arange(len(raw)) * pool.format.page_bytes for start, raw in zip(starts, pool.raw)]
         return np.concatenate(slabs) if slabs else np.zeros(0, np.int64)
-
-    def _table(self, reading: Reading) -> np.ndarray:
-        """int64 [B, M, 2]: (distance of the page, first token), M at least 1; rows past a request's pages mean nothing."""
-        width = max(1, int(reading.pages.max(initial=0)))
-        table = np.zeros((len(reading.pages), width, 2), np.int64)
-        valid = np.arange(width) < reading.pages[:, None]
-        found = reading.table[:, :width][valid[:, : reading.table.shape[1]]]
-        table[valid] = np.stack([self._places(reading.pool)[found[:, 0]], found[:, 1]], 1) if len(found) else 0
-        return table
 
     def _strides(self, name: str, x: Any) -> dict[str, int]:
         return {f"{name}_{axis}": stride for axis, stride in zip(("batch", "head", "token", "channel"), self.strides(x), strict=True)}
