@@ -19,9 +19,8 @@ REWRITES = ("fold_scale", "unpack_in_place", "join_sums", "contract")
 def schedules(mode: str, form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:
     """Zone -> schedule, for calls with `rows` query rows."""
     queries = queries_of_program(rows, q_heads // form.kv_heads)
-    slots: Literal["lanes", "axis"] = (
-        "axis" if mode == "interpreter" else "lanes"
-    )  # an interpreter pays for each operation, whatever its width
+    # An interpreter pays for each operation, whatever its width.
+    slots: Literal["lanes", "axis"] = "axis" if mode == "interpreter" else "lanes"
     return {
         "history": Schedule(tokens=32, queries=queries, slots=slots, rewrites=("split_kv", *REWRITES), threads=64),
         "tail": Schedule(tokens=16, queries=queries, slots=slots, rewrites=TAIL, threads=128),
