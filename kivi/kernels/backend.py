@@ -15,7 +15,7 @@ import numpy as np
 
 from kivi.backend import Append, Backend, Manifest, Reading, Seal, Windows, overflow_error
 from kivi.dtypes import metadata_dtype
-from kivi.errors import MetadataOverflowError, UnsupportedError
+from kivi.errors import BackendError, KiviError, MetadataOverflowError, UnsupportedError
 from kivi.kernels.library import Library, Loaded
 from kivi.kernels.request import Request
 from kivi.layout import Layout, Which, arrangement
@@ -303,7 +303,16 @@ class KernelBackend(Backend):
     # arguments
 
     def _launch(self, loaded: Loaded, programs: tuple[int, ...], given: dict[str, Any]) -> None:
-        self.launch(loaded, programs, [given[name] for name in loaded.generated.signature])
+        """Launch with the arguments of its signature; whatever the vendor's compiler or launcher says comes out with the source's path."""
+        try:
+            self.launch(loaded, programs, [given[name] for name in loaded.generated.signature])
+        except (KiviError, MemoryError):
+            raise
+        except Exception as error:
+            raise BackendError(
+                f"kernel {loaded.generated.name!r} failed on backend {self.name!r} (mode {self.mode}, {self.device}): "
+                f"{type(error).__name__}: {error}; its source is {loaded.source}"
+            ) from error
 
     def _pool(self, pool: PagePool) -> dict[str, Any]:
         """The pool's base through its typed pointers."""

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A kernel ready to launch; `launch` is what the backend's loader made of it."""
+    """A kernel ready to launch; `launch` is what the backend's loader made of it, `source` the file with its text."""
 
     generated: Generated
     launch: Any
+    source: Path
 
 
 class Library:
@@ -54,4 +55,4 @@ class Library:
         generated, source = self.printed(request)
         if generated.source not in self._loaded:
             self._loaded[generated.source] = self._load(generated, source)
-        return Loaded(generated, self._loaded[generated.source])
+        return Loaded(generated, self._loaded[generated.source], source)

@@ -11,7 +11,7 @@ import torch
 import kivi
 from kivi import plugins
 from kivi.backends.triton import driver
-from kivi.errors import DeviceError
+from kivi.errors import BackendError, DeviceError
 from kivi.ir.interp.memory import AccessError
 from kivi.ir.tile import Tile
 from kivi.ir.xdsl import parse
@@ -106,3 +106,16 @@ def test_two_programs_with_one_word_are_found():
     }"""
     with pytest.raises(AccessError, match="programs 0 and 1 write one byte of 'w'"):
         execute(parse(text, Tile), "pack", (4,), {"w": np.zeros(2, np.int32)})
+
+
+def test_a_compiler_that_fails_is_heard(triton, monkeypatch):
+    """Its words and the path of the source are in the error, and the cache is as it was."""
+    cache = kivi.KVCache("teaching", batch=1, q_heads=1, kv_heads=1, head_dim=8, dtype="float32", backend=triton)
+
+    def broken(self, loaded, programs, arguments):
+        raise RuntimeError("ptxas fatal: Unresolved extern function; command: ptxas -v kernel.ptx")
+
+    monkeypatch.setattr(driver.TritonBackend, "launch", broken)
+    with pytest.raises(BackendError, match=r"kernel 'tail' .* 'triton' \(mode interpreter, cpu\).*ptxas fatal.*ptxas -v.*source is .*\.py"):
+        cache.attend(*(np.zeros((1, 1, 3, 8), np.float32) for _ in range(3)))
+    assert cache.lengths(0).tokens == 0
