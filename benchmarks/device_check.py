@@ -1,11 +1,12 @@
 """What `make device-check` runs on a machine with a GPU: conformance of every GPU backend on the device, then the decode benchmark.
 
-    python benchmarks/device_check.py --out DIR [--mode device|interpreter] [--size quick|full]
+    python benchmarks/device_check.py --out DIR [--rehearse] [--size quick|full] [--backend NAME]... [--case PATTERN]...
 
 Writes DIR/conformance-BACKEND.json and DIR/decode.json. Rates are medians over interleaved rounds; each is also a ratio to the device's
-own copy bandwidth and to torch's fp16 attention over a full-precision cache of the same length, measured in the same rounds. With
-`--mode interpreter` the same code runs at toy sizes on the CPU, to rehearse it; such figures say nothing about a device, and the files
-carry the mode.
+own copy bandwidth and to torch's fp16 attention over a full-precision cache of the same length, measured in the same rounds. `step` is a
+whole decode step with its append and seals, `captured` the same step replayed (`KVCache.capture`). A backend that cannot run on the machine
+is named with the reason, and the check fails. With `--rehearse` the same code runs at toy sizes on the CPU, in each backend's mode
+without a GPU; such figures say nothing about a device, and the files carry the mode.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import kivi
 from kivi import plugins
 from kivi.errors import KiviError
 
-GPU_BACKENDS = ("triton",)
+#: Backend -> the mode in which it is rehearsed.
+GPU_BACKENDS = {"triton": "interpreter", "cupy": "shim", "numba_cuda": "simulator"}
 SHAPES = {
     "device": [(tokens, bits, group) for tokens in (32768, 131072) for bits in (2, 4) for group in (1, 4)],
-    "interpreter": [(300, 2, 1), (300, 4, 4)],
+    "rehearsal": [(300, 2, 1), (300, 4, 4)],
 }
 HEAD_DIM, KV_HEADS, ROUNDS, REPEATS = 128, 8, 15, 10
 
@@ -66,32 +68,35 @@ def filled(spec: Any, backend: Any, tokens: int, group: int, device: str) -> Any
     return cache
 
 
-def decode(backend: Any, mode: str) -> list[dict[str, Any]]:
-    """Rates of one attention step, without appending, for each shape."""
-    device = backend.device
-    size = 1 << (28 if mode == "device" else 16)
+def decode(backend: Any) -> list[dict[str, Any]]:
+    """Rates of one attention step without appending, and times of whole steps, for each shape."""
+    on_device = backend.mode == "device"
+    device = backend.device if on_device else "cpu"
+    size = 1 << (28 if on_device else 16)
     a, b = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     out = []
-    for tokens, bits, group in SHAPES[mode]:
+    for tokens, bits, group in SHAPES["device" if on_device else "rehearsal"]:
         spec = kivi.load_spec("kivi-2bit").override({"key.bits": bits, "value.bits": bits})
         cache = filled(spec, backend, tokens, group, device)
         q = torch.randn(1, KV_HEADS * group, 1, HEAD_DIM, dtype=torch.float16, device=device)
-        k = v = torch.randn(1, KV_HEADS, 1, HEAD_DIM, dtype=torch.float16, device=device)
+        k, v = (torch.randn(1, KV_HEADS, 1, HEAD_DIM, dtype=torch.float16, device=device) for _ in range(2))
         state = cache._state
         one = state.tokens * 0 + 1
-        reading = cache._reading(state, one, one)
+        reading, native = cache._reading(state, one, one), [backend.adopt(x, "q, k or v") for x in (q, k, v)]
         full_k, full_v = (torch.randn(1, KV_HEADS, tokens, HEAD_DIM, dtype=torch.float16, device=device) for _ in range(2))
         folded = q.view(1, KV_HEADS, group, HEAD_DIM)
         calls = {
-            "kivi": partial(backend.attend, reading, q, k, v),
+            "kivi": partial(backend.attend, reading, *native),
             "sdpa_fp16": partial(torch.nn.functional.scaled_dot_product_attention, folded, full_k, full_v),
             "copy": partial(b.copy_, a),
+            "step": partial(cache.fork().attend, q, k, v),
         }
+        if backend.can_capture:
+            calls["captured"] = cache.fork().capture(q, k, v)
         for call in calls.values():
             call()
-        rounds = ROUNDS if mode == "device" else 1
         times: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(rounds):
+        for _ in range(ROUNDS if on_device else 1):
             for name, call in calls.items():
                 times[name].append(clock(call, device, REPEATS))
         seconds = {name: statistics.median(t) for name, t in times.items()}
@@ -114,25 +119,36 @@ def decode(backend: Any, mode: str) -> list[dict[str, Any]]:
     return out
 
 
+def check(name: str, mode: str, chosen: argparse.Namespace) -> tuple[bool, Any]:
+    """(conforms, rates) of one backend; its report goes to a file."""
+    try:
+        backend = kivi.get_backend(name, mode=mode)
+    except KiviError as error:
+        print(f"{name}: {error}", flush=True)
+        return False, {"unavailable": str(error)}
+    report = plugins.conformance_runner()(name, mode=mode, profile="all", size=chosen.size, cases=chosen.case)
+    (chosen.out / f"conformance-{name}.json").write_text(report.to_json())
+    print(name, mode, report.summary, flush=True)
+    return report.ok, {"mode": mode, "shapes": decode(backend)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--mode", default="device")
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU, at toy sizes")
     parser.add_argument("--size", default="quick")
+    parser.add_argument("--backend", action="append", choices=GPU_BACKENDS, help="only this one")
     parser.add_argument("--case", action="append", help="only conformance cases that match this pattern")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    failed, results = 0, {}
-    for name in GPU_BACKENDS:
-        backend = kivi.get_backend(name, mode=chosen.mode)
-        report = plugins.conformance_runner()(name, mode=chosen.mode, profile="all", size=chosen.size, cases=chosen.case)
-        (chosen.out / f"conformance-{name}.json").write_text(report.to_json())
-        print(name, chosen.mode, report.summary, flush=True)
-        failed += not report.ok
-        results[name] = decode(backend, chosen.mode)
-    device = torch.cuda.get_device_name() if chosen.mode == "device" else "cpu"
-    (chosen.out / "decode.json").write_text(json.dumps({"version": 1, "mode": chosen.mode, "device": device, "results": results}, indent=2))
-    return 1 if failed else 0
+    device = "cpu" if chosen.rehearse else torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    good, results = True, {}
+    for name in chosen.backend or GPU_BACKENDS:
+        conforms, results[name] = check(name, GPU_BACKENDS[name] if chosen.rehearse else "device", chosen)
+        good = good and conforms
+        text = json.dumps({"version": 2, "device": device, "results": results}, indent=2)
+        (chosen.out / "decode.json").write_text(text)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
