@@ -1,0 +1,27 @@
+"""What compilers made, in the cache folder under a hash of all that decided it. Files are renamed into place, so no lock is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from kivi import jit
+
+
+def cached(suffix: str, decides: object, build: Callable[[Path], None]) -> Path:
+    """The file for `decides`, whose repr names text, options and tools; `build` writes it to the path it is given if there is none."""
+    digest = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
+    folder = jit.cache_folder() / "cupy"
+    path = folder / f"{digest}{suffix}"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{digest}.{uuid.uuid4().hex}.part"
+        try:
+            build(part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,1 @@
+"""Printers that several backends share."""

@@ -1,0 +1,18 @@
+"""The CuPy backend under the thread shim passes the conformance suite, whole tensors and attention: every case, none unsupported."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cupy_backend.conform import check
+
+
+@pytest.mark.parametrize("profile", ["quantize", "attention"])
+def test_quick(profile):
+    check(profile, "quick")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["quantize", "attention"])
+def test_full(profile):
+    check(profile, "full")

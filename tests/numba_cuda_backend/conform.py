@@ -1,0 +1,13 @@
+"""What both conformance tests of this folder ask. They are two files so that two processes can share them."""
+
+from __future__ import annotations
+
+from kivi import conformance
+
+
+def check(profile: str, size: str) -> None:
+    """Every case of a profile passes under the simulator; none is unsupported."""
+    report = conformance.run("numba_cuda", mode="simulator", profile=profile, size=size)
+    assert [f"{case.id}: {case.status}: {case.reason}" for case in report.cases if case.status != "passed"] == []
+    assert (report.backend, report.mode) == ("numba_cuda", "simulator")
+    assert report.summary["passed"] == len(conformance.select_cases(profile, size))

@@ -1,0 +1,36 @@
+"""The spec-only variants of tests/triton_backend/test_variants.py for any backend: decode steps within their bound, codes to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import kivi
+from kivi.conformance import bounds, model, oracle
+from tests.triton_backend.test_variants import VARIANTS
+
+
+def check(name, backend, mode, tmp_path) -> None:
+    path = tmp_path / "variant.toml"
+    path.write_text("kivi_spec = 1\n" + VARIANTS[name])
+    spec = kivi.load_spec(path)
+    cache = kivi.KVCache(spec, backend=backend, mode=mode, batch=1, q_heads=4, kv_heads=2, head_dim=40, dtype="float16")
+    naive, rng = model.NaiveCache(spec, 1), np.random.default_rng(0)
+    numerics = bounds.Numerics(accumulate="float32", exp_ulp=cache.backend.manifest.numerics.exp_ulp)
+    for n in (spec.key.residual * 2 + 5, 1, 3):
+        q, k, v = (rng.normal(0.2, 1.0, (1, heads, n, 40)).astype(np.float16) for heads in (4, 2, 2))
+        out = cache.attend(q, k, v)
+        (seen,) = naive.attend(q, k, v, [n])
+        for h, exact in enumerate(oracle.attend(seen, cache.geometry.scale)):
+            assert (np.abs(out[0, h].astype(np.float64) - exact.out) <= bounds.output_bound(exact, numerics, "float16").total).all()
+    for which in ("key", "value"):
+        [(first, qt)] = cache.sealed(0)[which]
+        assert first == 0
+        expected = naive.sealed(0, which)
+        assert np.array_equal(qt.codes()[0], expected.codes)
+        group, axis = (spec.key.group, 1) if which == "key" else (spec.value.group, 2)
+        for ours, theirs in ((qt.scale, expected.scale), (qt.origin, expected.origin)):
+            spread = np.take(np.repeat(ours[0], group, axis=axis), range(expected.codes.shape[axis]), axis=axis)
+            assert np.array_equal(spread, theirs)
+    named = spec.packing.layout
+    assert cache.ran.layout == ("hp16" if named == "auto" else named.name)
+    assert (cache.ran.backend, cache.ran.mode) == (backend, mode)
