@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,13 @@ from kivi import plugins
 from kivi.backend import layout_for
 from kivi.backends.numba_cuda.kernels import argument_types, function, library
 from kivi.backends.numba_cuda.schedule import schedules
-from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, InputError
 from kivi.geometry import Geometry
 from kivi.ir import kv
 from kivi.jit import Generated
+from kivi.kernels.entries import entries as kernels_of
 from kivi.kernels.request import Request, lower, module
-from kivi.layout import named_layout
 from kivi.passes.tile_to_simt import lower as lower_to_simt
-from kivi.pool import PageFormat
 from kivi.spec import CacheSpec
 
 TARGETS = ("sm_80", "sm_90", "sm_100")
@@ -33,29 +32,8 @@ STAGES = ("kv", "tile", "simt", "source", "ptx", "cubin")
 
 
 def entries(spec: CacheSpec, g: Geometry) -> dict[str, Request]:
-    """Every kernel of a cache of this shape, by entry point."""
-    layout = layout_for(plugins.get("numba_cuda").manifest, spec)
-    metadata = [metadata_dtype(spec, which, g.dtype) for which in ("key", "value")]
-    form = PageFormat(spec, layout, g.kv_heads, g.head_dim, g.value_head_dim, *metadata)
-    target = named_layout("official_int32")
-    out: dict[str, Request] = {}
-    for which, channels, stored in (("key", g.head_dim, metadata[0]), ("value", g.value_head_dim, metadata[1])):
-        tensor: tuple[tuple[str, object], ...] = (("metadata", stored),)
-        for entry, options in (
-            ("metadata", tensor),
-            ("encode", tensor),
-            ("decode", (*tensor, ("out", "float32"))),
-            ("repack", (*tensor, ("target", target))),
-            ("seal_metadata", (("form", form),)),
-            ("seal_words", (("form", form),)),
-        ):
-            out[f"{which}.{entry}"] = Request(f"{which}.{entry}", spec, layout, g.dtype, channels, options)
-    out["rows.keep_rows"] = Request("rows.keep_rows", spec, layout, g.dtype, g.head_dim, (("heads", g.kv_heads),))
-    for zone, schedule in schedules("device", form, g.q_heads, 1).items():
-        cache = (("form", form), ("q_heads", g.q_heads), ("schedule", schedule))
-        out[f"cache.{zone}"] = Request(f"cache.{zone}", spec, layout, g.dtype, g.head_dim, cache)
-    out["cache.merge"] = Request("cache.merge", spec, layout, g.dtype, g.value_head_dim, (("q_heads", g.q_heads),))
-    return out
+    """Every kernel of a cache of this shape, by entry point, as a GPU would run it."""
+    return kernels_of(spec, g, layout_for(plugins.get("numba_cuda").manifest, spec), partial(schedules, "device"))
 
 
 def emit(request: Request, stage: str, target: str = "sm_90") -> str | bytes:

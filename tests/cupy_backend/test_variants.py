@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simt.variants import VARIANTS, check
+from tests.variants import VARIANTS, check
 
 
 @pytest.mark.parametrize("name", VARIANTS)
