@@ -1,0 +1,112 @@
+"""Compiling generated kernels for processors that need not be here: no execution, only LLVM.
+
+Targets are those of `kivi.passes.vector_target`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kivi import plugins
+from kivi.backend import layout_for
+from kivi.backends.cpu import compile as compiler
+from kivi.backends.cpu.driver import schedules
+from kivi.backends.cpu.kernels import library, lowered
+from kivi.dtypes import metadata_dtype
+from kivi.errors import InputError
+from kivi.geometry import Geometry
+from kivi.ir import kv
+from kivi.jit import Generated
+from kivi.kernels.request import Request, lower, module
+from kivi.layout import named_layout
+from kivi.passes.vector_target import TARGETS as KNOWN
+from kivi.pool import PageFormat
+from kivi.spec import CacheSpec
+
+TARGETS = tuple(KNOWN)
+#: What `emit` can show, from the first to the last.
+STAGES = ("kv", "tile", "vec", "source", "asm", "object")
+
+
+def entries(spec: CacheSpec, g: Geometry) -> dict[str, Request]:
+    """Every kernel of a cache of this shape, by entry point."""
+    layout = layout_for(plugins.get("cpu").manifest, spec)
+    metadata = [metadata_dtype(spec, which, g.dtype) for which in ("key", "value")]
+    form = PageFormat(spec, layout, g.kv_heads, g.head_dim, g.value_head_dim, *metadata)
+    out: dict[str, Request] = {}
+    options: tuple[tuple[str, Any], ...]
+    for which, channels, stored in (("key", g.head_dim, metadata[0]), ("value", g.value_head_dim, metadata[1])):
+        tensor = (("metadata", stored),)
+        for entry, options in (
+            ("metadata", tensor),
+            ("encode", tensor),
+            ("decode", (*tensor, ("out", "float32"))),
+            ("repack", (*tensor, ("target", named_layout("official_int32")))),
+            ("seal_metadata", (("form", form),)),
+            ("seal_words", (("form", form),)),
+        ):
+            out[f"{which}.{entry}"] = Request(f"{which}.{entry}", spec, layout, g.dtype, channels, options)
+    out["rows.keep_rows"] = Request("rows.keep_rows", spec, layout, g.dtype, g.head_dim, (("heads", g.kv_heads),))
+    for zone, schedule in schedules(form, g.q_heads, 1).items():
+        options = (("form", form), ("q_heads", g.q_heads), ("schedule", schedule))
+        out[f"cache.{zone}"] = Request(f"cache.{zone}", spec, layout, g.dtype, g.head_dim, options)
+    out["cache.merge"] = Request("cache.merge", spec, layout, g.dtype, g.value_head_dim, (("q_heads", g.q_heads),))
+    return out
+
+
+def emit(request: Request, stage: str, target: str = TARGETS[0]) -> str | bytes:
+    """What one stage of compilation makes of a kernel. Raises `InputError` for an unknown stage or target."""
+    if stage not in STAGES:
+        raise InputError(f"stage = {stage!r}; known are {', '.join(STAGES)}")
+    if stage == "kv":
+        return kv.text(module(request))
+    if stage == "tile":
+        return str(lower(request).module)
+    machine = _machine(target)
+    if stage == "vec":
+        return str(lowered(request, target).module)
+    text = printed(request, target)[0].source
+    if stage == "source":
+        return text
+    return compiler.assembly(text, machine) if stage == "asm" else compiler.object_code(text, machine)
+
+
+def printed(request: Request, target: str) -> tuple[Generated, Path]:
+    """The LLVM IR of a kernel, and its file."""
+    return library(_machine(target)).printed(request)
+
+
+SPILL = re.compile(r"\tv?mov\w+\t%[xyz]mm\d+, -?\d*\(%r[sb]p\)|\tst[rp]\tq\d+.*\[(?:sp|x29)")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Assembly of a kernel, and what its longest loop without a branch holds: instructions by name, and stores of vector registers that did
+    not fit to a fixed place of the stack."""
+
+    assembly: str
+    instructions: dict[str, int]
+    spills: int
+
+
+def compile_kernel(generated: Generated, target: str) -> Compiled:
+    """Compile one kernel. Raises `InputError` for an unknown target, `BackendError` with LLVM's words."""
+    text = compiler.assembly(generated.source, _machine(target))
+    blocks = re.split(r"\n(?=\.LBB\w+:)", text)
+    loops = [
+        b for b in blocks if (label := re.match(r"(\.LBB\w+):", b)) and re.search(rf"\t(j\w+|b\.\w+|cbn?z)\t.*{re.escape(label[1])}\b", b)
+    ]
+    longest = max(loops, key=lambda b: b.count("\n\t"), default="")
+    counts: dict[str, int] = {}
+    for name in re.findall(r"\n\t([a-z]\w*)", longest):
+        counts[name] = counts.get(name, 0) + 1
+    return Compiled(text, counts, len(SPILL.findall(longest)))
+
+
+def _machine(target: str) -> compiler.Machine:
+    if target not in TARGETS:
+        raise InputError(f"target = {target!r}; known are {', '.join(TARGETS)}")
+    return compiler.machine(target)

@@ -1,0 +1,24 @@
+"""The CPU backend passes the conformance suite on every instruction set that this processor has: every case, none unsupported."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cpu_backend.conform import check, runs_on
+
+
+@pytest.mark.slow
+@runs_on
+@pytest.mark.parametrize("profile", ["quantize", "attention", "stream"])
+def test_full(profile, target, monkeypatch):
+    monkeypatch.setenv("KIVI_CPU_TARGET", target)
+    check(profile, "full")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["quantize", "attention", "stream"])
+def test_two_threads(profile, monkeypatch):
+    """Every launch is shared, however short."""
+    monkeypatch.setenv("KIVI_CPU_THREADS", "2")
+    monkeypatch.setattr("kivi.backends.cpu.threads.WORTH", 0.0)
+    check(profile, "quick")
