@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from kivi.backends.cpu.counters import FINISHED
 from kivi.ir import tile
 from kivi.ir import vector as vec
 from kivi.ir.interp.tile import UnknownOperationError
@@ -33,7 +34,6 @@ SCALARS = {
     "i64": "i64",
 }
 BYTES = {"half": 2, "float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
-FINISHED = 8  # the second counter, in words of 8 bytes
 SHORT = {"half": "f16", "float": "f32", "double": "f64"}
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kivi.backends.cpu.emit import FINISHED
+from kivi.backends.cpu.counters import FINISHED
 from kivi.errors import InputError
 
 COUNTERS = ctypes.c_int64 * (FINISHED + 1)

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from kivi import conformance
 from kivi.backends.cpu import compile as compiler
 from kivi.passes.vector_target import TARGETS
 
@@ -21,14 +20,6 @@ runs_on = pytest.mark.parametrize(
         for name in TARGETS
     ],
 )
-
-
-def check(profile: str, size: str) -> None:
-    """Every case of a profile passes; none is unsupported."""
-    report = conformance.run("cpu", mode="device", profile=profile, size=size)
-    assert [f"{case.id}: {case.status}: {case.reason}" for case in report.cases if case.status != "passed"] == []
-    assert (report.backend, report.mode) == ("cpu", "device")
-    assert report.summary["passed"] == len(conformance.select_cases(profile, size))
 
 
 def python(code: str, **environment: str) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cpu_backend.conform import check, runs_on
+from tests.conform import check
+from tests.cpu_backend.conform import runs_on
+
+
+@pytest.mark.parametrize("profile", ["quantize", "attention", "stream"])
+def test_a_sample_of_quick(profile):
+    check("cpu", "device", profile, "quick", every=6)
 
 
 @pytest.mark.slow
@@ -12,7 +18,7 @@ from tests.cpu_backend.conform import check, runs_on
 @pytest.mark.parametrize("profile", ["quantize", "attention", "stream"])
 def test_full(profile, target, monkeypatch):
     monkeypatch.setenv("KIVI_CPU_TARGET", target)
-    check(profile, "full")
+    check("cpu", "device", profile, "full")
 
 
 @pytest.mark.slow
@@ -21,4 +27,4 @@ def test_two_threads(profile, monkeypatch):
     """Every launch is shared, however short."""
     monkeypatch.setenv("KIVI_CPU_THREADS", "2")
     monkeypatch.setattr("kivi.backends.cpu.threads.WORTH", 0.0)
-    check(profile, "quick")
+    check("cpu", "device", profile, "quick")

@@ -1,16 +1,27 @@
-"""The Numba CUDA backend under the simulator passes the conformance suite, streams of events: every case, none unsupported."""
+"""The Numba CUDA backend under the simulator passes the conformance suite, streams of events: every case, none unsupported.
+
+A pass without a GPU is not a device's: the report says which mode ran.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.numba_cuda_backend.conform import check
+from tests.conform import check
 
 
-def test_quick():
-    check("stream", "quick")
+@pytest.mark.parametrize("profile", ["stream"])
+def test_a_sample_of_quick(profile):
+    check("numba_cuda", "simulator", profile, "quick", every=10)
 
 
 @pytest.mark.slow
-def test_full():
-    check("stream", "full")
+@pytest.mark.parametrize("profile", ["stream"])
+def test_quick(profile):
+    check("numba_cuda", "simulator", profile, "quick")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["stream"])
+def test_full(profile):
+    check("numba_cuda", "simulator", profile, "full")

@@ -1,18 +1,27 @@
-"""The Numba CUDA backend under the simulator passes the conformance suite, whole tensors and attention: every case, none unsupported."""
+"""The Numba CUDA backend under the simulator passes the conformance suite, whole tensors and attention: every case, none unsupported.
+
+A pass without a GPU is not a device's: the report says which mode ran.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.numba_cuda_backend.conform import check
+from tests.conform import check
 
 
 @pytest.mark.parametrize("profile", ["quantize", "attention"])
+def test_a_sample_of_quick(profile):
+    check("numba_cuda", "simulator", profile, "quick", every=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["quantize", "attention"])
 def test_quick(profile):
-    check(profile, "quick")
+    check("numba_cuda", "simulator", profile, "quick")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["quantize", "attention"])
 def test_full(profile):
-    check(profile, "full")
+    check("numba_cuda", "simulator", profile, "full")

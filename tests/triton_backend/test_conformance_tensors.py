@@ -1,13 +1,13 @@
 """The Triton backend under Triton's interpreter passes the conformance suite, whole tensors and attention: every case, none unsupported.
 
-An interpreter's pass is not a device's: the report says which mode ran.
+A pass without a GPU is not a device's: the report says which mode ran.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.triton_backend.conform import check
+from tests.conform import check
 
 # NumPy warns where a number overflows on purpose; Triton's interpreter does not silence it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 @pytest.mark.parametrize("profile", ["quantize", "attention"])
 def test_quick(profile):
-    check(profile, "quick")
+    check("triton", "interpreter", profile, "quick")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["quantize", "attention"])
 def test_full(profile):
-    check(profile, "full")
+    check("triton", "interpreter", profile, "full")
