@@ -10,7 +10,7 @@ from tests.cpu_backend.conform import runs_on
 
 @pytest.mark.parametrize("profile", ["quantize", "attention", "stream"])
 def test_a_sample_of_quick(profile):
-    check("cpu", "device", profile, "quick", every=6)
+    check("cpu", "device", profile, "quick", every=15)
 
 
 @pytest.mark.slow
