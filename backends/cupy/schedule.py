@@ -17,5 +17,5 @@ def schedules(form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:
     queries = queries_of_program(rows, q_heads // form.kv_heads, most=MOST_ROWS)
     return {
         "history": Schedule(tokens=32, queries=queries, rewrites=("split_kv", "fold_scale", "contract")),
-        "tail": Schedule(tokens=16, queries=queries, slots="axis", rewrites=("fold_scale", "contract")),
+        "tail": Schedule(tokens=8, queries=queries, slots="axis", rewrites=("fold_scale", "contract")),
     }

@@ -15,5 +15,5 @@ def schedules(mode: str, form: PageFormat, q_heads: int, rows: int) -> dict[str,
         "history": Schedule(
             tokens=32, queries=queries, slots="axis" if mode == "simulator" else "lanes", rewrites=("split_kv", "fold_scale", "contract")
         ),
-        "tail": Schedule(tokens=16, queries=queries, slots="axis", rewrites=("fold_scale", "contract")),
+        "tail": Schedule(tokens=8, queries=queries, slots="axis", rewrites=("fold_scale", "contract")),
     }
