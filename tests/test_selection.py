@@ -12,7 +12,7 @@ from kivi.backend import read_manifest
 from kivi.errors import BackendUnavailableError, UnknownBackendError, UnsupportedError
 from tests.test_cache import make
 
-MANIFEST = (plugins._in_tree()[0][1]).read_text()
+MANIFEST = dict(plugins._in_tree())["kivi.backends.reference"].read_text()
 
 
 @pytest.fixture
