@@ -47,6 +47,7 @@ class CapturedStep:
             raise UnsupportedError("q, k and v are copied to reach this backend, so a captured step would not see them change")
         self._states: list[State] = []  # before each step whose flags were not read
         self._flags = be.zeros((UNREAD, len(FLAGS)), "int32")
+        self._out: Any = None
         self._replay: Callable[[], None] | None = None
         self._shape: tuple[Any, ...] = ()
 
