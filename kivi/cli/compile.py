@@ -14,8 +14,16 @@ from kivi.errors import InputError
 @click.option("--spec", "source", default="kivi-2bit", show_default=True, help="A preset or a TOML file.")
 @click.option("--backend", default="triton", show_default=True)
 @click.option("--entry", help="The kernel; without it, the kernels are listed.")
-@click.option("--emit", "stage", default="source", show_default=True, help="kv, tile, source, ptx, cubin, amdgcn or hsaco.")
-@click.option("--target", default="sm_90", show_default=True, help="sm_80, sm_90, sm_100, gfx942 or gfx950.")
+@click.option(
+    "--emit",
+    "stage",
+    default="source",
+    show_default=True,
+    help="A stage of the backend: kv, tile, simt, vec, source, ptx, cubin, amdgcn, hsaco, asm, object.",
+)
+@click.option(
+    "--target", help="Such as sm_90, gfx942 or x86-64-v3; an unknown one is answered with those of the backend. Default: the backend's."
+)
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--value-head-dim", type=int, help="Default: the head dimension.")
 @click.option("--q-heads", default=32, show_default=True)
@@ -28,7 +36,7 @@ def compile_(
     backend: str,
     entry: str | None,
     stage: str,
-    target: str,
+    target: str | None,
     head_dim: int,
     value_head_dim: int | None,
     q_heads: int,
@@ -45,7 +53,7 @@ def compile_(
 
     compiler = plugins.offline(backend)
     for name, value, known in (("emit", stage, compiler.STAGES), ("target", target, compiler.TARGETS)):
-        if value not in known:
+        if value is not None and value not in known:
             raise InputError(f"{name} = {value!r}; known are {', '.join(known)}")
     spec = load_spec(source)
     kernels = compiler.entries(spec, geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, None, None, None))
@@ -61,7 +69,7 @@ def compile_(
         return
     if entry not in kernels:
         raise InputError(f"entry = {entry!r}; the kernels are {', '.join(kernels)}")
-    made = compiler.emit(kernels[entry], stage, target)
+    made = compiler.emit(kernels[entry], stage, *([] if target is None else [target]))
     if out is not None:
         out.write_bytes(made if isinstance(made, bytes) else made.encode())
     elif isinstance(made, bytes):

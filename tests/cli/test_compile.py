@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from kivi.cli import cli
@@ -35,6 +36,21 @@ def test_stages(tmp_path):
     done = invoke("--entry", "cache.merge", "--emit", "hsaco", "--target", "gfx942", "--out", str(tmp_path / "merge.hsaco"))
     assert done.exit_code == 0
     assert (tmp_path / "merge.hsaco").read_bytes()[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("backend", "stage", "word"),
+    [
+        ("cupy", "simt", "simt.thread_id"),
+        ("cupy", "ptx", ".target sm_90a"),
+        ("numba_cuda", "source", "def keep_rows("),
+        ("cpu", "asm", "retq"),
+    ],
+)
+def test_every_backend_has_stages_and_a_target_of_its_own(backend, stage, word):
+    result = invoke("--backend", backend, "--entry", "rows.keep_rows", "--emit", stage)
+    assert result.exit_code == 0, result.output
+    assert word in result.output
 
 
 def test_what_cannot_be_shown():
