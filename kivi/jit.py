@@ -53,11 +53,11 @@ def cache_folder() -> Path:
 
 
 @cache
-def compiler_hash() -> str:
-    """SHA-256 over the sources that decide generated text."""
+def compiler_hash(backend: str) -> str:
+    """SHA-256 over the sources that decide the text of a backend's kernels: those of all backends, and its own folder in the tree."""
     digest = hashlib.sha256()
     root = resources.files("kivi")
-    for place in ("layout.py", "pool.py", "dtypes.py", "schedule.py", "spec.py", "ir", "passes", "kernels", "emit", "backends"):
+    for place in ("layout.py", "pool.py", "dtypes.py", "schedule.py", "spec.py", "ir", "passes", "kernels", "emit", f"backends/{backend}"):
         for path in sorted(Path(str(root / place)).rglob("*.py")) if not place.endswith(".py") else [Path(str(root / place))]:
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
@@ -69,7 +69,7 @@ def generated(key: Mapping[str, Any], build: Callable[[], Generated], suffix: st
 
     key: JSON data that names backend, spec hash, entry point, shapes, schedule and tool versions. `build` may import the compiler.
     """
-    text = json.dumps({**key, "format": FORMAT, "compiler": compiler_hash()}, sort_keys=True)
+    text = json.dumps({**key, "format": FORMAT, "compiler": compiler_hash(str(key["backend"]))}, sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()
     folder = cache_folder() / str(key["backend"])
     entry, source = folder / f"{name}.json", folder / f"k{name[:24]}{suffix}"
