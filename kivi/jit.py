@@ -57,7 +57,8 @@ def compiler_hash(backend: str) -> str:
     """SHA-256 over the sources that decide the text of a backend's kernels: those of all backends, and its own folder in the tree."""
     digest = hashlib.sha256()
     root = resources.files("kivi")
-    for place in ("layout.py", "pool.py", "dtypes.py", "schedule.py", "spec.py", "ir", "passes", "kernels", "emit", f"backends/{backend}"):
+    own = f"backends/{backend.partition('-')[0]}"  # a backend may keep kernels for each of its modes
+    for place in ("layout.py", "pool.py", "dtypes.py", "schedule.py", "spec.py", "ir", "passes", "kernels", "emit", own):
         for path in sorted(Path(str(root / place)).rglob("*.py")) if not place.endswith(".py") else [Path(str(root / place))]:
             digest.update(path.name.encode())
             digest.update(path.read_bytes())

@@ -1,7 +1,8 @@
 """Kernels of this backend: lowering, printing and loading.
 
-Attention over pages in layout `lanes32` is built at `vec` level (`kivi.passes.vector_attention`); every other kernel is a `tile` kernel
-lowered by `kivi.passes.tile_to_vector`. Values are sealed by one kernel where the layout allows it (`kivi.passes.vector_seal`).
+Attention over pages in layout `lanes32` (`kivi.passes.vector_attention`) and what is done to rows of a call (`kivi.passes.vector_rows`) are
+built at `vec` level; every other kernel is a `tile` kernel lowered by `kivi.passes.tile_to_vector`. Values are sealed by one kernel where
+the layout allows it (`kivi.passes.vector_seal`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
 #: Arguments that the driver keeps at 1: channels of a row are neighbours.
 ONES = ("x_channel", "q_channel", "k_channel", "v_channel")
 SEAL = "value.seal"  # scales, origins and words of values in one kernel
+FINITE = "rows.finite"
 ZONES = {"cache.history": "history", "cache.tail": "tail"}
 
 
@@ -57,9 +59,8 @@ def library(machine: Machine) -> CpuLibrary:
 
 def lowered(request: Request, target: str) -> Kernel:
     """The `vec` kernel of a request. Imports the compiler."""
-    from kivi.ir.tile import Tile
-    from kivi.ir.xdsl import clean
-    from kivi.passes import tile_to_vector, vector_attention, vector_seal
+    from kivi.passes import tile_to_vector, vector_attention, vector_rows, vector_seal
+    from kivi.passes.clean import clean
     from kivi.passes.vector_target import TARGETS
 
     form = request.option("form")
@@ -67,9 +68,13 @@ def lowered(request: Request, target: str) -> Kernel:
         q_heads, queries = request.option("q_heads"), request.option("schedule").queries
         schedule = vector_attention.schedule_for(TARGETS[target], q_heads // form.kv_heads, queries)
         return vector_attention.attention_kernel(ZONES[request.entry], form, q_heads, request.dtype, schedule, TARGETS[target])
+    if request.entry == FINITE:
+        return vector_rows.finite_kernel(request.dtype, request.channels, TARGETS[target])
+    if request.entry == "rows.keep_rows":
+        return vector_rows.keep_rows_kernel(request.dtype, request.option("heads"), request.channels, TARGETS[target])
     if request.entry == SEAL:
         kernel = vector_seal.value_seal_kernel(form, request.dtype)
-        clean(kernel.module, Tile)
+        clean(kernel.module)
         return tile_to_vector.lower(kernel, TARGETS[target], ONES)
     return tile_to_vector.lower(lower(request), TARGETS[target], ONES)
 
@@ -88,7 +93,8 @@ class Launch:
 
     def __init__(self, generated: Generated, machine: Machine) -> None:
         self.name = generated.name
-        self.entry = ENTRY(compiler.address(generated.source, generated.name, machine))
+        self.address = compiler.address(generated.source, generated.name, machine)
+        self.entry = ENTRY(self.address)
         self.packers = [PACKERS["*" if kind.startswith("*") else kind] for kind in generated.signature.values()]
         self.slots = ctypes.c_int64 * max(1, len(self.packers))
         self.seconds = 0.0  # a program's, as last measured
@@ -96,12 +102,16 @@ class Launch:
     def __call__(self, programs: tuple[int, ...], arguments: list[Any]) -> None:
         n0, n1, n2 = (*programs, 1, 1, 1)[:3]
         total = n0 * n1 * n2
-        slots = self.slots(*[pack(x) for pack, x in zip(self.packers, arguments)])
+        slots = self.slots(*self.pack(arguments))
         workers = threads.count() if total > 1 and self.seconds * total > threads.WORTH else 1
         start = time.perf_counter()
         threads.run(self.entry, slots, total, n1, n2, workers)
         if total:
             self.seconds = (time.perf_counter() - start) * min(workers, total) / total
+
+    def pack(self, arguments: list[Any]) -> list[int]:
+        """A slot of 8 bytes an argument."""
+        return [pack(x) for pack, x in zip(self.packers, arguments, strict=True)]
 
 
 def _pointer(a: np.ndarray) -> int:

@@ -34,6 +34,7 @@ def printed(kernel: Kernel, request: Request) -> Generated:
     from kivi.backends.triton import emit
     from kivi.passes.contract import may_contract
 
+    kernel.module.verify()
     schedule = request.option("schedule")
     return Generated(
         kernel.name,

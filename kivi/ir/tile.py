@@ -60,7 +60,7 @@ class PtrType(ParametrizedAttribute, TypeAttribute):
 
 def shape_of(kind: Attribute) -> tuple[int, ...]:
     """The shape of a tile; () for a scalar."""
-    return tuple(kind.get_shape()) if isinstance(kind, TensorType) else ()
+    return tuple(n.data for n in kind.shape.data) if isinstance(kind, TensorType) else ()
 
 
 def element_of(kind: Attribute) -> Attribute:

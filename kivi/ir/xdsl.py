@@ -67,12 +67,14 @@ from xdsl.parser import AttrParser as AttrParser
 from xdsl.parser import Parser
 from xdsl.printer import Printer as Printer
 from xdsl.rewriter import InsertPoint as InsertPoint
+from xdsl.rewriter import Rewriter as Rewriter
+from xdsl.traits import Commutative as Commutative
+from xdsl.traits import IsTerminator as IsTerminator
 from xdsl.traits import MemoryReadEffect as MemoryReadEffect
 from xdsl.traits import MemoryWriteEffect as MemoryWriteEffect
+from xdsl.traits import NoMemoryEffect as NoMemoryEffect
 from xdsl.traits import Pure as Pure
-from xdsl.transforms.canonicalize import CanonicalizePass
-from xdsl.transforms.common_subexpression_elimination import CommonSubexpressionElimination
-from xdsl.transforms.dead_code_elimination import DeadCodeElimination
+from xdsl.traits import RecursiveMemoryEffect as RecursiveMemoryEffect
 from xdsl.utils.exceptions import ParseError as ParseError
 from xdsl.utils.exceptions import VerifyException as VerifyException
 from xdsl.utils.str_enum import StrEnum as StrEnum
@@ -93,16 +95,3 @@ def parse(text: str, *dialects: Dialect) -> ModuleOp:
     module = Parser(context(*dialects), text).parse_module()
     module.verify()
     return module
-
-
-def clean(module: ModuleOp, *dialects: Dialect) -> None:
-    """Common subexpressions and dead code removed, constants folded, in place."""
-    ctx = context(*dialects)
-    CanonicalizePass().apply(ctx, module)
-    CommonSubexpressionElimination().apply(ctx, module)
-    CanonicalizePass().apply(ctx, module)
-
-
-def sweep(module: ModuleOp, *dialects: Dialect) -> None:
-    """Dead code removed, in place."""
-    DeadCodeElimination().apply(context(*dialects), module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from kivi.layout import Layout, named_layout
@@ -43,18 +44,21 @@ class Request:
         return dict(self.options).get(name, default)
 
 
+@lru_cache(maxsize=256)  # for the other backends of the process, whose whole-tensor kernels are the same
 def lower(request: Request) -> Kernel:
-    """The `tile` kernel of a request, clean. Imports the compiler."""
-    from kivi.ir.tile import Tile
-    from kivi.ir.xdsl import clean
+    """The `tile` kernel of a request, clean; who prints it, or what it is lowered to, verifies that. Imports the compiler.
+
+    The kernel is shared: it must not be changed.
+    """
     from kivi.passes import kv_to_tile
+    from kivi.passes.clean import clean
 
     schedule = request.option("schedule")
     schedules = {request.entry.removeprefix("cache."): schedule} if schedule else {}
     launches = kv_to_tile.lower(module(request), schedules)
     name = request.entry.replace("rows.", "key.")  # rows of keys and of values are kept alike
     kernel = next(launch for launch in launches if launch.name == name).build()
-    clean(kernel.module, Tile)
+    clean(kernel.module)
     return kernel
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kivi.ir.tile import Tile
-from kivi.ir.xdsl import ModuleOp, clean, sweep
+from kivi.ir.xdsl import ModuleOp
+from kivi.passes.clean import clean, sweep
 from kivi.passes.contract import contract
 from kivi.passes.fold_scale import fold_scale
 from kivi.passes.join_sums import join_sums
@@ -36,10 +36,9 @@ def rewrite(kernel: Kernel, names: Sequence[str]) -> Kernel:
     unknown = [name for name in names if name not in REWRITES]
     if unknown:
         raise RewriteError(f"there is no rewrite {unknown[0]!r}; there are {', '.join(REWRITES)}")
-    clean(kernel.module, Tile)
+    clean(kernel.module)
     for name in names:
         kernel = REWRITES[name](kernel)
-        sweep(kernel.module, Tile)  # what was replaced must not count as a use
-    clean(kernel.module, Tile)
-    kernel.module.verify()
+        sweep(kernel.module)  # what was replaced must not count as a use
+    clean(kernel.module)
     return kernel

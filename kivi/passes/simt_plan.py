@@ -64,10 +64,6 @@ def is_tile(value: SSAValue) -> bool:
     return bool(shape_of(value.type))
 
 
-def size(value: SSAValue) -> int:
-    return count(shape_of(value.type))
-
-
 def cells(op: scf.ForOp) -> Iterator[tuple[SSAValue, SSAValue, SSAValue, SSAValue]]:
     """(initial value, value in the loop, next value, value after the loop) of what a loop carries."""
     following = op.body.block.last_op
@@ -82,6 +78,8 @@ class _Planner:
         self.depth: dict[SSAValue, int] = {}
         self.tiles: list[SSAValue] = []  # results of operations, in order
         self.forced: set[SSAValue] = set()
+        self.sources: dict[Operation, list[SSAValue]] = {}
+        self.sizes: dict[SSAValue, int] = {}
         self._survey(self.block, 0)
         self._reads: dict[SSAValue, frozenset[SSAValue]] = {}
 
@@ -103,10 +101,11 @@ class _Planner:
     # -- what there is
 
     def _survey(self, block: Block, depth: int) -> None:
-        self.depth.update((argument, depth) for argument in block.args)
+        self._note(block.args, depth)
         for op in block.ops:
             self.order[op] = len(self.order)
-            self.depth.update((result, depth) for result in op.results)
+            self.sources[op] = [o for o in op.operands if is_tile(o)]
+            self._note(op.results, depth)
             if isinstance(op, scf.ForOp):
                 for _, inside, _, after in cells(op):
                     self.forced |= {x for x in (inside, after) if is_tile(x)}
@@ -118,9 +117,13 @@ class _Planner:
             if not isinstance(op, scf.ForOp):
                 self.tiles += [result for result in op.results if is_tile(result)]
 
+    def _note(self, values: Sequence[SSAValue], depth: int) -> None:
+        self.depth.update((value, depth) for value in values)
+        self.sizes.update((value, count(shape_of(value.type))) for value in values)
+
     def _operands(self, op: Operation) -> list[SSAValue]:
         """The tiles that an operation with a result computes from."""
-        return [o for o in op.operands if is_tile(o)]
+        return self.sources[op]
 
     # -- how often elements are computed
 
@@ -143,13 +146,13 @@ class _Planner:
                         result = op.results[0]
                         factor = length(op) if isinstance(op, LOOPS) and operand is not getattr(op, "acc", None) else 1
                         if isinstance(op, tile.ScanOp):
-                            use(operand, size(operand), size(operand), depth)
+                            use(operand, self.sizes[operand], self.sizes[operand], depth)
                         elif result in self.kept:
-                            use(operand, size(result) * factor, size(result) * factor, depth)
+                            use(operand, self.sizes[result] * factor, self.sizes[result] * factor, depth)
                         elif total[result]:
                             use(operand, total[result] * factor, most[result] * factor, depth)
                     else:
-                        use(operand, size(operand), size(operand), depth)
+                        use(operand, self.sizes[operand], self.sizes[operand], depth)
 
         visit(self.block, 0)
         return total, most
@@ -167,7 +170,7 @@ class _Planner:
             inner = sum(weight.get(o, 1) for o in self._operands(op))
             inner = (inner + 1) * length(op) if isinstance(op, LOOPS) else inner + _cost(op)
             runs_loop = isinstance(op, LOOPS) or any(loops.get(o, False) for o in self._operands(op))
-            n = size(value)
+            n = self.sizes[value]
             keep = total[value] > 0 and (
                 (isinstance(op, tile.ReduceOp) and 2 * n <= self.threads and length(op) >= 8)
                 or (

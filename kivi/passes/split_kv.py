@@ -45,7 +45,6 @@ def split_kv(kernel: Kernel) -> Kernel:
     slot.replace_all_uses_with(place.value)
     block.erase_arg(slot)
     function.function_type = FunctionType.from_lists([a.type for a in block.args], [])
-    kernel.module.verify()
     grid = [*kernel.grid]
     grid[AXIS] = [("shares", 1)]
     return Kernel(kernel.name, kernel.module, grid, [name for name in kernel.arguments if name != "slot"])

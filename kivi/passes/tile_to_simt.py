@@ -9,11 +9,11 @@ combines a part, and shuffles combine the lanes. Scalars are computed by every t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from kivi.ir import tile
-from kivi.ir.simt import THREADS, WARP, BlockIdOp, Exchange, ExchangeAttr, ShuffleOp, Simt, StoreOp, ThreadIdOp
-from kivi.ir.tile import Tile, element_of, shape_of
+from kivi.ir.simt import THREADS, WARP, BlockIdOp, Exchange, ExchangeAttr, ShuffleOp, StoreOp, ThreadIdOp
+from kivi.ir.tile import element_of, shape_of
 from kivi.ir.xdsl import (
     Block,
     FunctionType,
@@ -22,7 +22,6 @@ from kivi.ir.xdsl import (
     Region,
     SSAValue,
     arith,
-    clean,
     func,
     i32,
     i64,
@@ -30,6 +29,7 @@ from kivi.ir.xdsl import (
     scf,
 )
 from kivi.passes import simt_scalar
+from kivi.passes.clean import clean
 from kivi.passes.simt_element import Array, Elements, Index, Number, count, length, term
 from kivi.passes.simt_memory import Hazards, Memory
 from kivi.passes.simt_plan import Step, cells, is_tile, plan
@@ -37,13 +37,14 @@ from kivi.passes.simt_plan import Step, cells, is_tile, plan
 FULL_WARP = (1 << WARP) - 1
 
 
+@lru_cache(maxsize=256)  # for other backends, as in `kivi.kernels.request`
 def lower(module: ModuleOp, threads: int = 128) -> ModuleOp:
-    """A `simt` module with the kernels of a `tile` module, for blocks of `threads` threads (whole warps).
+    """A `simt` module with the kernels of a `tile` module, for blocks of `threads` threads (whole warps); neither must be changed.
 
     Raises `UnknownOperationError` naming an operation without a rule, `SharedMemoryError`.
     """
     out = ModuleOp([Kernel(op, threads).lower() for op in module.ops if isinstance(op, func.FuncOp)])
-    clean(out, Tile, Simt)
+    clean(out)
     out.verify()
     return out
 

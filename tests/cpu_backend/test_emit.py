@@ -17,8 +17,9 @@ from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.tile import PtrType, Tile
 from kivi.ir.vector import Vec
 from kivi.ir.vector_build import iota, kernel, program_id
-from kivi.ir.xdsl import clean, f32, i16, parse
+from kivi.ir.xdsl import f32, i16, parse
 from kivi.passes import vector_math, vector_numbers
+from kivi.passes.clean import clean
 from kivi.passes.tensors import Kernel
 from kivi.passes.tile_to_vector import lower
 from kivi.passes.vector_target import TARGETS
@@ -34,7 +35,7 @@ def load(lowered: Kernel, target: str) -> Launch:
 @pytest.mark.parametrize("foreign", FOREIGN, ids=lambda f: f.name)
 def test_foreign_kernels_run(foreign, target):
     module = foreign.module()
-    clean(module, Tile)
+    clean(module)
     arguments = foreign.make()
     load(lower(Kernel(foreign.name, module, [], list(arguments)), TARGETS[target]), target)(foreign.grid, list(arguments.values()))
     if foreign.exact:

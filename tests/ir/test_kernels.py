@@ -10,10 +10,11 @@ import pytest
 import kivi
 from kivi.dtypes import np_dtype
 from kivi.ir.tile import Tile
-from kivi.ir.xdsl import clean, parse
+from kivi.ir.xdsl import parse
 from kivi.layout import Layout, arrangement, layouts, named_layout
 from kivi.passes import tensors
 from kivi.passes.address import units
+from kivi.passes.clean import clean
 from kivi.passes.numbers import Numbers
 from tests.ir.test_tile import execute
 
@@ -116,11 +117,11 @@ def test_kernels_are_text():
     text = str(kernel.module)
     assert str(parse(text, Tile)) == text
     before = len(list(kernel.module.walk()))
-    clean(kernel.module, Tile)
+    clean(kernel.module)
     assert len(list(kernel.module.walk())) < 0.8 * before
 
     def cleaned(kernel, values, arguments):
-        clean(kernel.module, Tile)
+        clean(kernel.module)
         return launch(kernel, values, arguments)
 
     check_tensor(spec, "key", "float16", (1, 2, 24, 20), run=cleaned)

@@ -9,8 +9,9 @@ import pytest
 
 from kivi.errors import KiviError
 from kivi.ir.tile import Tile
-from kivi.ir.xdsl import clean, func, parse
+from kivi.ir.xdsl import func, parse
 from kivi.layout import layouts
+from kivi.passes.clean import clean
 from kivi.passes.tensors import Kernel
 from kivi.passes.tile_to_vector import LoweringError, lower, lower_function
 from kivi.passes.vector_target import TARGETS
@@ -20,7 +21,7 @@ from tests.vector.interpreted import execute, launch
 
 
 def lowered(module, target):
-    clean(module, Tile)
+    clean(module)
     return lower_function(next(op for op in module.ops if isinstance(op, func.FuncOp)), TARGETS[target])
 
 
@@ -189,6 +190,6 @@ def test_a_promised_stride_makes_neighbours():
     kernel = test_kernels.tensors.metadata_kernel(
         "key", test_kernels.Numbers.of(test_kernels.spec_of(2, "lanes32"), "key", "float32", "float32"), 16
     )
-    clean(kernel.module, Tile)
+    clean(kernel.module)
     assert "vec.gather" in str(lower(kernel, TARGETS["x86-64-v4"]).module)
     assert "vec.gather" not in str(lower(kernel, TARGETS["x86-64-v4"], ["x_channel"]).module)
