@@ -13,7 +13,7 @@ from typing import Any
 
 from kivi.ir import simt, tile
 from kivi.ir.interp.tile import UnknownOperationError
-from kivi.ir.xdsl import Attribute, FloatAttr, IntegerAttr, MemRefType, ModuleOp, Operation, SSAValue, arith, func, math, memref, scf
+from kivi.ir.xdsl import Attribute, FloatAttr, IntegerAttr, MemRefType, ModuleOp, Operation, SSAValue, arith, f16, func, math, memref, scf
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def signature(module: ModuleOp, name: str) -> dict[str, str]:
 
 
 def _uses_half(module: ModuleOp) -> bool:
-    kinds = [a.type for op in module.walk() for region in op.regions for block in region.blocks for a in block.args]
-    kinds += [r.type for op in module.walk() for r in op.results]
-    return any("f16" in str(kind) and "bf16" not in str(kind) for kind in kinds)
+    kinds = {a.type for op in module.walk() for region in op.regions for block in region.blocks for a in block.args}
+    kinds |= {r.type for op in module.walk() for r in op.results}
+    return any(f16 in (kind, getattr(kind, "element", None), getattr(kind, "element_type", None)) for kind in kinds)
 
 
 class Printer:

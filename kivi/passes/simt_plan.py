@@ -87,8 +87,10 @@ class _Planner:
         while True:
             self.kept: set[SSAValue] = set()
             for _ in range(3):  # what is kept decides what is repeated, which decides what is kept
-                total, most = self._demand()
-                self.kept = self._choose(total, most)
+                before = self.kept
+                self.kept = self._choose(*self._demand())
+                if self.kept == before:
+                    break
             crossing = self._crossing() - self.forced
             if not crossing:
                 break
