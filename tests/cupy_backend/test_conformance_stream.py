@@ -11,12 +11,6 @@ from tests.conform import check
 
 
 @pytest.mark.parametrize("profile", ["stream"])
-def test_a_sample_of_quick(profile):
-    check("cupy", "shim", profile, "quick", every=6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("profile", ["stream"])
 def test_quick(profile):
     check("cupy", "shim", profile, "quick")
 

@@ -11,12 +11,6 @@ from tests.conform import check
 
 
 @pytest.mark.parametrize("profile", ["stream"])
-def test_a_sample_of_quick(profile):
-    check("numba_cuda", "simulator", profile, "quick", every=10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("profile", ["stream"])
 def test_quick(profile):
     check("numba_cuda", "simulator", profile, "quick")
 
