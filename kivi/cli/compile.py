@@ -19,7 +19,7 @@ from kivi.errors import InputError
     "stage",
     default="source",
     show_default=True,
-    help="A stage of the backend: kv, tile, simt, vec, source, ptx, cubin, amdgcn, hsaco, asm, object.",
+    help="A stage of the backend: kv, tile, simt, vec, source, ptx, cubin, amdgcn, hsaco, asm, object, onnx.",
 )
 @click.option(
     "--target", help="Such as sm_90, gfx942 or x86-64-v3; an unknown one is answered with those of the backend. Default: the backend's."
@@ -29,7 +29,7 @@ from kivi.errors import InputError
 @click.option("--q-heads", default=32, show_default=True)
 @click.option("--kv-heads", default=8, show_default=True)
 @click.option("--dtype", default="float16", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file; needed for cubin and hsaco.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file; needed for cubin, hsaco, object and onnx.")
 @json_option
 def compile_(
     source: str,
@@ -73,7 +73,7 @@ def compile_(
     if out is not None:
         out.write_bytes(made if isinstance(made, bytes) else made.encode())
     elif isinstance(made, bytes):
-        raise InputError(f"{stage} is {len(made)} bytes of machine code; name a file with --out")
+        raise InputError(f"{stage} is {len(made)} bytes and no text; name a file with --out")
     if as_json:
         print_json(
             {"entry": entry, "stage": stage, "target": target, "bytes": len(made), "text": None if out or isinstance(made, bytes) else made}
