@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from kivi.layout import Layout, named_layout
@@ -44,12 +43,8 @@ class Request:
         return dict(self.options).get(name, default)
 
 
-@lru_cache(maxsize=256)  # for the other backends of the process, whose whole-tensor kernels are the same
 def lower(request: Request) -> Kernel:
-    """The `tile` kernel of a request, clean; who prints it, or what it is lowered to, verifies that. Imports the compiler.
-
-    The kernel is shared: it must not be changed.
-    """
+    """The `tile` kernel of a request, clean; who prints it, or what it is lowered to, verifies that. Imports the compiler."""
     from kivi.passes import kv_to_tile
     from kivi.passes.clean import clean
 

@@ -9,7 +9,7 @@ combines a part, and shuffles combine the lanes. Scalars are computed by every t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from kivi.ir import tile
 from kivi.ir.simt import THREADS, WARP, BlockIdOp, Exchange, ExchangeAttr, ShuffleOp, StoreOp, ThreadIdOp
@@ -37,9 +37,8 @@ from kivi.passes.simt_plan import Step, cells, is_tile, plan
 FULL_WARP = (1 << WARP) - 1
 
 
-@lru_cache(maxsize=256)  # for other backends, as in `kivi.kernels.request`
 def lower(module: ModuleOp, threads: int = 128) -> ModuleOp:
-    """A `simt` module with the kernels of a `tile` module, for blocks of `threads` threads (whole warps); neither must be changed.
+    """A `simt` module with the kernels of a `tile` module, for blocks of `threads` threads (whole warps).
 
     Raises `UnknownOperationError` naming an operation without a rule, `SharedMemoryError`.
     """

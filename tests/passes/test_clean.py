@@ -156,7 +156,7 @@ def test_xdsl_finds_no_more(zone, level, monkeypatch):
     module = attention_kernel(zone, form, 2, "float16", schedule).module
     if level == "simt":
         clean(module)
-        module = tile_to_simt.lower.__wrapped__(module, 32)
+        module = tile_to_simt.lower(module, 32)
     other, before = module.clone(), sum(1 for _ in module.walk())
     clean(module)
     for step in (CanonicalizePass(), CommonSubexpressionElimination(), CanonicalizePass()):
