@@ -9,8 +9,8 @@ Prints JSON: medians in milliseconds, ratios within one run, and beside them
     resident        the time of the same work on one page that stays in the first cache: the share of it that memory does not cost
 
 With one thread the clock is this thread's CPU time, which other processes on the machine disturb less; with more it is the wall clock.
-`step` is a whole `cache.attend` of one token, seals included; `host` is what it takes beyond its kernels. Heads that share a KV head are
-folded into the query length for torch, which is its fastest way (`enable_gqa` is timed too).
+`kivi` is a whole `cache.attend` of one token among the others, `step` the same step after step, `host` what that takes beyond its kernels.
+Heads that share a KV head are folded into the query length for torch, which is its fastest way (`enable_gqa` is timed too).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 import kivi
-from kivi.backends.cpu import threads
+from kivi.backends.cpu.recording import Recording
 
 HEAD_DIM, KV_HEADS = 128, 8
 READ_BYTES = 1 << 28
@@ -56,15 +56,8 @@ def rows(rng: np.random.Generator, q_heads: int, n: int) -> tuple[np.ndarray, np
     return q, k, v
 
 
-def attention(cache: kivi.KVCache, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Callable[[], Any]:
-    """The kernels of one decode step on the current state, which does not change."""
-    one = np.ones(1, np.int64)
-    reading = cache._reading(cache._state, one, one)
-    return lambda: cache.backend.attend(reading, q, k, v)
-
-
 def resident(cache: kivi.KVCache, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Callable[[], Any]:
-    """The same with every page of the table the first one."""
+    """The attention of one step with every page of the table the first one."""
     one = np.ones(1, np.int64)
     be: Any = cache.backend
     reading = cache._reading(cache._state, one, one)
@@ -114,63 +107,69 @@ def torch_attention(q_heads: int, tokens: int) -> dict[str, Callable[[], Any]]:
     return out
 
 
-def medians(calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Milliseconds of each call, all of them in turn in every round; "kernels": what the kernels of "kivi" take of it."""
+class Kernels:
+    """Seconds that the kernels of one cache's decode steps took."""
+
+    def __init__(self, cache: kivi.KVCache, clock: Callable[[], float]) -> None:
+        self.cache, self.clock, self.seconds = cache, clock, 0.0
+
+    def __enter__(self) -> Kernels:
+        self.run = Recording._run
+
+        def timed(*arguments: Any) -> None:
+            start = self.clock()
+            self.run(*arguments)
+            self.seconds += self.clock() - start
+
+        Recording._run = timed  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        Recording._run = self.run  # type: ignore[method-assign]
+
+
+def medians(calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], kernels: Kernels) -> dict[str, float]:
+    """Milliseconds of each call, all of them in turn in every round, twice, of which the second counts: after another kind of work the
+    processor takes about a millisecond to reach its clock. "kernels": what the kernels of "kivi" take of it."""
     times: dict[str, list[float]] = {name: [] for name in (*calls, "kernels")}
-    run, inside = threads.run, [0.0]
-
-    def timed(*arguments: Any) -> None:
-        start = clock()
-        run(*arguments)
-        inside[0] += clock() - start
-
-    for call in calls.values():
-        call()
-    threads.run = timed  # type: ignore[assignment]
-    try:
+    with kernels:
         for _ in range(rounds):
             for name, call in calls.items():
-                inside[0], start = 0.0, clock()
+                call()
+                kernels.seconds, start = 0.0, clock()
                 call()
                 times[name].append((clock() - start) * 1e3)
                 if name == "kivi":
-                    times["kernels"].append(inside[0] * 1e3)
-    finally:
-        threads.run = run
+                    times["kernels"].append(kernels.seconds * 1e3)
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def step_times(cache: kivi.KVCache, q_heads: int, clock: Callable[[], float]) -> dict[str, float]:
+def step_times(cache: kivi.KVCache, q_heads: int, clock: Callable[[], float], kernels: Kernels) -> dict[str, float]:
     """Medians of a step and of what it takes beyond its kernels, over as many steps as seal one block of keys."""
-    rng, inside, total, host = np.random.default_rng(1), [0.0], [], []
-    run = threads.run
-
-    def timed(*arguments: Any) -> None:
-        start = clock()
-        run(*arguments)
-        inside[0] += clock() - start
-
+    rng, total, host = np.random.default_rng(1), [], []
     steps = [rows(rng, q_heads, 1) for _ in range(cache.spec.key.residual)]
-    threads.run = timed  # type: ignore[assignment]
-    try:
+    with kernels:
         for given in steps:
-            inside[0], start = 0.0, clock()
+            kernels.seconds, start = 0.0, clock()
             cache.attend(*given)
             spent = clock() - start
             total.append(spent * 1e3)
-            host.append((spent - inside[0]) * 1e3)
-    finally:
-        threads.run = run
-    return {"step": statistics.median(total), "host": statistics.median(host)}
+            host.append((spent - kernels.seconds) * 1e3)
+    return {"step": statistics.median(total), "mean step": statistics.mean(total), "host": statistics.median(host)}
 
 
 def compare(bits: int, q_heads: int, tokens: int, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     cache = filled(bits, q_heads, tokens)
     given = rows(np.random.default_rng(2), q_heads, 1)
-    read = reader()
-    calls = {"kivi": attention(cache, *given), "resident": resident(cache, *given), "read": read, **torch_attention(q_heads, tokens)}
+    kernels = Kernels(cache, clock)
+    calls = {
+        "kivi": lambda: cache.attend(*given),
+        "resident": resident(cache, *given),
+        "read": reader(),
+        **torch_attention(q_heads, tokens),
+    }
     with torch.inference_mode():
-        ms = medians(calls, rounds, clock)
+        ms = medians(calls, rounds, clock, kernels)
     packed = int(cache._state.pages.sum()) * cache.pool.format.page_bytes
     rate, bandwidth = packed / ms["kivi"] / 1e6, READ_BYTES / ms["read"] / 1e6
     return {
@@ -178,7 +177,7 @@ def compare(bits: int, q_heads: int, tokens: int, rounds: int, clock: Callable[[
         "q_heads": q_heads,
         "kv_heads": KV_HEADS,
         "tokens": tokens,
-        "ms": {name: round(t, 4) for name, t in {**ms, **step_times(cache, q_heads, clock)}.items()},
+        "ms": {name: round(t, 4) for name, t in {**ms, **step_times(cache, q_heads, clock, kernels)}.items()},
         "times_sdpa": {name: round(t / ms["kivi"], 2) for name, t in ms.items() if name.startswith("sdpa")},
         "packed_gb_s": round(rate, 2),
         "read_gb_s": round(bandwidth, 2),

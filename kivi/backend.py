@@ -72,8 +72,34 @@ class Numerics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     flush: bool = False
 
 
+class DeviceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table `[[requires_device]]` of a manifest: what some requests need of a device. A device must meet every rule that applies.
+
+    api            of the devices that the rule is about: "cuda", "hip"
+    capabilities   those that serve, each named exactly: "8.6", "gfx942". "10.0" is neither "10.3" nor "12.0"
+    newer          whether a capability above all of these serves, too; one between them that is not named never does
+    dtypes         the rule applies to requests that have one of these as their own dtype or that of their metadata; none: to all
+    head_dim_above it applies to requests with a larger head_dim or value_head_dim
+    reason         why, for the message
+    """
+
+    api: str
+    capabilities: tuple[str, ...]
+    newer: bool = False
+    dtypes: tuple[str, ...] = ()
+    head_dim_above: int = 0
+    reason: str
+
+
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """backend.toml: everything that can be known about a backend without importing it."""
+    """backend.toml: everything that can be known about a backend without importing it.
+
+    requires         package -> versions; "a | b | c" stands for the first of them that is installed
+    mode_requires    mode -> what it requires beyond that
+    requires_device  what requests need of a device, in mode "device"
+    environment      variables that a probe reads
+    self_check       whether a device is checked with a few conformance cases before it is first chosen; false for what defines the truth
+    """
 
     kivi_backend: Literal[1]
     name: str
@@ -82,18 +108,50 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     modes: dict[Mode, tuple[str, ...]]
     extra: str | None = None
     requires: dict[str, str] = {}
+    mode_requires: dict[Mode, dict[str, str]] = {}
+    requires_device: tuple[DeviceRule, ...] = ()
+    environment: tuple[str, ...] = ()
+    self_check: bool = True
     capabilities: Capabilities
     numerics: Numerics = Numerics()
 
 
+class DeviceInfo(Struct, frozen=True, kw_only=True):
+    """One device, as a probe found it.
+
+    device      its name in this process: "cpu", "cuda:0"
+    name        its model; api: "cuda", "hip", or empty for a host
+    capability  compute capability "9.0", architecture "gfx942"; driver: the driver's version; memory: bytes
+    reason      why the backend cannot use it whatever the request; empty if it can
+    """
+
+    device: str
+    name: str = ""
+    api: str = ""
+    capability: str = ""
+    driver: str = ""
+    memory: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        facts = ", ".join(fact for fact in (self.name, self.capability and f"capability {self.capability}") if fact)
+        return f"{self.device} ({facts})" if facts else self.device
+
+
 class Probe(Struct, frozen=True, kw_only=True):
-    """Whether a backend can run here, in which mode, on which devices, and if not, why."""
+    """Whether a backend can run here, in which mode, on which devices, and if not, why.
+
+    devices  names of those that it can use; found: data of all that it saw, the unusable ones too, with their reasons
+    state    why it is not available, in a word; set by kivi
+    """
 
     available: bool
     mode: str
     devices: tuple[str, ...] = ()
     reason: str = ""
     versions: dict[str, str] = {}
+    found: tuple[DeviceInfo, ...] = ()
+    state: str = ""
 
 
 # -- what a cache hands to a backend ----------------------------------------------------------------------------------
@@ -173,8 +231,21 @@ class Reading:
     scale: float
 
 
+class Served(NamedTuple):
+    """What served the shapes of one bucket."""
+
+    backend: str
+    mode: str
+    device: str
+    kernel: str
+    layout: str
+
+
 class Ran(NamedTuple):
-    """What ran: part of every result (`cache.ran`). `ran["mode"]` reads as `ran.mode`."""
+    """What ran: part of every result (`cache.ran`). `ran["mode"]` reads as `ran.mode`.
+
+    served  shape bucket (`kivi.ranks.Bucket`) -> what served it last; a move to another backend leaves the entries of before
+    """
 
     backend: str
     mode: str
@@ -182,6 +253,7 @@ class Ran(NamedTuple):
     kernel: str
     layout: str
     versions: dict[str, str]
+    served: dict[Any, Served] = {}
 
     def __getitem__(self, key: Any) -> Any:
         return getattr(self, key) if isinstance(key, str) else tuple.__getitem__(self, key)

@@ -9,7 +9,6 @@ Normative text: spec/SPEC.md sections 4 (frontiers), 6 (order) and 9 (storage).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,14 +17,17 @@ import numpy as np
 
 from kivi import accounts, checks, memory, storefile
 from kivi.arrays import sample
-from kivi.backend import Append, Backend, Ran, Reading, Seal, Windows
+from kivi.backend import Append, Backend, Ran, Reading, Seal, Served, Windows
 from kivi.captured import UNREAD, CapturedStep
 from kivi.dtypes import lowest_origin, metadata_dtype
-from kivi.errors import BackendError, CapacityError, InputError, KiviError, PendingTokensError, StateError
+from kivi.errors import CapacityError, InputError, KiviError, PendingTokensError, StateError
+from kivi.failures import Running
 from kivi.geometry import geometry, page_format, positive
 from kivi.layout import Which
 from kivi.pool import PagePool
+from kivi.prepared import PreparedStep
 from kivi.quantized import QuantizedTensor
+from kivi.ranks import Bucket, buckets
 from kivi.segments import segments
 from kivi.selection import resolve
 from kivi.spec import CacheSpec, load_spec
@@ -49,6 +51,9 @@ class KVCache:
     `UnsupportedError`.
     """
 
+    _served: dict[Bucket, Served] = {}  # replaced, never changed
+    _noted = 0  # tokens up to which `_served` says what served them
+
     def __init__(
         self,
         spec: CacheSpec | str | Path,
@@ -67,9 +72,10 @@ class KVCache:
         max_pages: int | None = None,
     ) -> None:
         self._captured: CapturedStep | None = None
+        self._prepared = PreparedStep()
         self.spec = load_spec(spec)
         self.geometry = geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, scale, max_tokens, max_pages)
-        self.backend = resolve(backend, self.spec, self.geometry, mode, device)
+        self.backend = resolve(backend, self.spec, self.geometry, mode, device, positive(batch, "batch"))
         self.pool = PagePool(self.backend, page_format(self.spec, self.geometry, self.backend), max_pages)
         try:
             self._state = self._empty(positive(batch, "batch"))
@@ -95,6 +101,7 @@ class KVCache:
         with self._running("deepcopy"):
             twin = storefile.restore(storefile.snapshot(self), self.spec, self.geometry, self.backend)
         twin._state, twin._like = replace(twin._state, clamped=self._state.clamped), self._like
+        twin._served, twin._noted = self._served, self._noted
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -123,9 +130,10 @@ class KVCache:
 
     @property
     def ran(self) -> Ran:
-        """What serves this cache: backend, mode, device, kernel, layout, versions."""
+        """What serves this cache: backend, mode, device, kernel, layout, versions; and what served it, by shape (`kivi.ranks.Bucket`)."""
         be = self.backend
-        return Ran(be.name, be.mode, be.device, be.kernel, self.pool.format.layout.name, dict(be.versions))
+        self._note_served()
+        return Ran(be.name, be.mode, be.device, be.kernel, self.pool.format.layout.name, dict(be.versions), dict(self._served))
 
     def lengths(self, request: int) -> Lengths:
         """Committed token counts of one request."""
@@ -181,6 +189,13 @@ class KVCache:
         Raises `ShapeError`, `DtypeError`, `DeviceError`, `NonFiniteError`, `MetadataOverflowError`, `CapacityError`,
         `PendingTokensError` (commit=True while tokens are pending), `BackendError`. The state is then as it was.
         """
+        if counts is None and commit is True and getattr(self.backend, "can_record", False):
+            with self._running("attend"):
+                out = self._prepared.attend(self, q, k, v)
+            if out is not None:
+                if type(q) is not type(self._like):
+                    self._like = sample(q, self._like)
+                return out
         g, state = self.geometry, self._state
         n = checks.inputs(q, k, v, g, self.batch)
         checks.flag(commit, "commit")
@@ -356,6 +371,7 @@ class KVCache:
         self._state = replace(state, tokens=tokens, key_sealed=key_sealed, value_sealed=np.minimum(state.value_sealed, tokens), pages=pages)
         for page in dropped:
             self.pool.release(page)
+        self._note_served()
 
     def reorder(self, idx: Sequence[int]) -> None:
         """Request b becomes what request idx[b] was, as beam search needs; len(idx) is the batch.
@@ -382,15 +398,16 @@ class KVCache:
         with self._running("fork"):
             copied = self._copied(state, list(range(self.batch)))
         twin = object.__new__(KVCache)
-        twin.__dict__.update(self.__dict__, _current=copied, _captured=None)
+        twin.__dict__.update(self.__dict__, _current=copied, _captured=None, _prepared=PreparedStep())
         return twin
 
     def reset(self) -> None:
         """Empty all requests, pending tokens too; pages return to the pool."""
         with self._running("reset"):
             empty = self._empty(self.batch)
+        self._note_served()
         self._drop(self._state)
-        self._state = empty
+        self._state, self._noted = empty, 0
 
     def _take(self, index: list[int], what: str) -> None:
         state = self._settled(what)
@@ -398,6 +415,7 @@ class KVCache:
             new = self._copied(state, index)
         self._drop(state)
         self._state = new
+        self._note_served()
 
     def _copied(self, state: State, index: list[int]) -> State:
         """A state whose request j is request index[j] of `state`, with references of its own. Nothing changes if it fails."""
@@ -430,9 +448,12 @@ class KVCache:
         """Move to another backend, in place; sealed state is carried bit for bit. Returns self. Raises what construction raises."""
         self._settled("to")
         target = resolve(backend, self.spec, self.geometry, mode, device)
-        moved = storefile.restore(storefile.snapshot(self), self.spec, self.geometry, target)
+        with self._running("to"):
+            held = storefile.snapshot(self)
+        with Running(target, "the move"):
+            moved = storefile.restore(held, self.spec, self.geometry, target)
         moved._state = replace(moved._state, clamped=self._state.clamped)
-        self._captured = None
+        self._captured, self._prepared = None, PreparedStep()
         for name in ("backend", "pool", "_current"):  # the two caches change places, and the other one goes with the old state
             mine, other = getattr(self, name), getattr(moved, name)
             setattr(self, name, other)
@@ -442,7 +463,9 @@ class KVCache:
     def save(self, path: str | Path) -> None:
         """Write a safetensors file: spec and its hash, layout, words, scales, origins, floating rows, counts, checksum (SPEC 10)."""
         self._settled("save")
-        storefile.write(path, storefile.snapshot(self), self.spec, self.geometry)
+        with self._running("save"):
+            held = storefile.snapshot(self)
+        storefile.write(path, held, self.spec, self.geometry)
 
     @classmethod
     def load(
@@ -455,7 +478,9 @@ class KVCache:
     ) -> KVCache:
         """The cache of a file. Raises `SaveFileError` if it is damaged, or if `spec` is given and has another hash."""
         snapshot, stored_spec, geometry = storefile.read(path, None if spec is None else load_spec(spec))
-        return storefile.restore(snapshot, stored_spec, geometry, resolve(backend, stored_spec, geometry, mode, device))
+        cache = storefile.restore(snapshot, stored_spec, geometry, resolve(backend, stored_spec, geometry, mode, device))
+        cache._noted = int(cache._current.tokens.max(initial=0))  # another one served these
+        return cache
 
     # -- helpers --------------------------------------------------------------------------------------------------------
 
@@ -483,23 +508,23 @@ class KVCache:
         """The state, if no tokens are pending. Raises `PendingTokensError`."""
         if self._state.pending.any():
             raise self._pending_error(what)
+        self._note_served()
         return self._state
+
+    def _note_served(self) -> None:
+        """What served the lengths since the last note. Tokens grow by attending only; whatever makes them fewer notes before and after."""
+        now = int(self._current.tokens.max(initial=0))
+        if now > self._noted:
+            be, layout = self.backend, self.pool.format.layout.name
+            served = Served(be.name, be.mode, be.device, be.kernel, layout)
+            self._served = {**self._served, **dict.fromkeys(buckets(self.geometry, self._noted + 1, now, self.batch), served)}
+        self._noted = now
 
     def _pending_error(self, what: str) -> PendingTokensError:
         return PendingTokensError(
             f"{what} while tokens are pending ({memory.integers(self._state.pending)} by request): call commit() or rollback() first"
         )
 
-    @contextmanager
-    def _running(self, what: str) -> Iterator[None]:
+    def _running(self, what: str) -> Running:
         """Errors from below come out of kivi's tree and name the backend."""
-        try:
-            yield
-        except KiviError:
-            raise
-        except Exception as error:
-            be = self.backend
-            raise BackendError(
-                f"backend {be.name!r} (mode {be.mode}, {be.device}) failed in {what}: {type(error).__name__}: {error}; the cache is "
-                f"as it was"
-            ) from error
+        return Running(self.backend, what)

@@ -83,7 +83,9 @@ class CapturedStep:
         cache, states = self.cache, self._states
         if not states:
             return
-        flags, self._states = self.backend.to_host(self._flags)[: len(states)], []
+        with cache._running("captured steps"):
+            flags = self.backend.to_host(self._flags)[: len(states)]
+        self._states = []
         spec = cache.spec
         wrong = np.zeros(len(states), bool)
         if spec.nonfinite == "reject":

@@ -12,19 +12,23 @@ Every error raised on purpose derives from `KiviError` and, where one fits, from
     |   `-- MetadataOverflowError (OverflowError)   scale or origin exceeds the metadata dtype
     |-- StateError (RuntimeError)              the cache is not in a state that allows the call
     |   |-- PendingTokensError                 commit or roll back first
-    |   `-- CapacityError                      max_tokens or the page pool is exhausted
+    |   `-- CapacityError                      max_tokens, the page pool or the device's memory is exhausted
     |-- SaveFileError (ValueError)             a save file is damaged, or belongs to another spec
+    |-- ConfigError (ValueError)               a configuration file or an environment variable says what cannot be
     |-- BackendError (RuntimeError)            a backend failed; the message names it
     |   |-- UnknownBackendError (LookupError)
     |   |-- BackendUnavailableError            package, driver or device missing
     |   |-- UnsupportedError                   no backend, or not this one, can serve the request
-    |   `-- DeviceError                        an array lives on a device that the backend cannot read
+    |   |-- DeviceError                        an array lives on a device that the backend cannot read
+    |   `-- DeviceLostError                    a device stopped working; what it held may be unreadable
     `-- IntegrationError (RuntimeError)        a model, mask or option of another library that kivi cannot serve
 
 A message names the value, the rule it breaks and what to do about it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class KiviError(Exception):
@@ -68,11 +72,15 @@ class PendingTokensError(StateError):
 
 
 class CapacityError(StateError):
-    """`max_tokens` or the page pool is exhausted."""
+    """`max_tokens`, the page pool or the memory of the device is exhausted."""
 
 
 class SaveFileError(KiviError, ValueError):
     """A save file is damaged, of another version, or holds a cache of another spec."""
+
+
+class ConfigError(KiviError, ValueError):
+    """A configuration file or an environment variable says what cannot be."""
 
 
 class BackendError(KiviError, RuntimeError):
@@ -88,11 +96,17 @@ class BackendUnavailableError(BackendError):
 
 
 class UnsupportedError(BackendError):
-    """The request is outside a backend's declared capabilities."""
+    """The request is outside a backend's declared capabilities. From a selection, `rejected` holds every backend with its reason."""
+
+    rejected: tuple[Any, ...] = ()
 
 
 class DeviceError(BackendError):
     """An array lives on a device that the backend cannot read."""
+
+
+class DeviceLostError(BackendError):
+    """A device stopped working in the middle of something. The cache is as it was, if its memory can still be read."""
 
 
 class IntegrationError(KiviError, RuntimeError):

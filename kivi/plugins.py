@@ -7,7 +7,6 @@ group `kivi.backends` whose value is the package that holds theirs. Reading mani
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from kivi import distributions
 from kivi.backend import Manifest, read_manifest
 from kivi.errors import BackendUnavailableError, UnknownBackendError, UnsupportedError
 
@@ -87,7 +87,7 @@ def driver(name: str) -> ModuleType:
     package = get(name).package
     try:
         return importlib.import_module(f"{package}.driver")
-    except Exception as error:  # a broken vendor package can fail in any way
+    except (Exception, SystemExit) as error:  # a broken vendor package can fail in any way
         raise BackendUnavailableError(
             f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}; {install_hint(name)}"
         ) from error
@@ -107,30 +107,56 @@ def offline(name: str) -> ModuleType:
     return importlib.import_module(f"{package}.offline")
 
 
-def missing_packages(name: str) -> list[str]:
-    """What a backend requires and this environment lacks, in words; nothing is imported."""
+def requirements(name: str, mode: str | None = None) -> dict[str, str]:
+    """Package, or packages "a | b" -> versions that a backend requires, with those of a mode."""
+    manifest = get(name).manifest
+    return {**manifest.requires, **({} if mode is None else manifest.mode_requires.get(mode, {}))}  # type: ignore[call-overload]
+
+
+def installed(packages: str) -> tuple[str, str] | None:
+    """The first of the packages "a | b | c" that is installed, and its version; nothing is imported."""
+    for package in packages.split("|"):
+        version = distributions.version(package.strip())
+        if version is not None:
+            return package.strip(), version
+    return None
+
+
+def missing_packages(name: str, mode: str | None = None) -> list[str]:
+    """What a backend requires, in a mode if one is named, and this environment lacks, in words; nothing is imported."""
     out = []
-    for package, versions in get(name).manifest.requires.items():
-        wanted = Requirement(package + versions)
-        try:
-            have = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            out.append(f"{package} is not installed (needs {wanted})")
+    for packages, versions in requirements(name, mode).items():
+        found = installed(packages)
+        if found is None:
+            several = packages.replace(" | ", " or ")
+            out.append(f"{several} is not installed (needs {several}{versions})")
             continue
-        if not wanted.specifier.contains(have, prereleases=True):
-            out.append(f"{package} {have} is installed (needs {wanted})")
+        wanted = Requirement(found[0] + versions)
+        if not wanted.specifier.contains(found[1], prereleases=True):
+            out.append(f"{found[0]} {found[1]} is installed (needs {wanted})")
     return out
+
+
+def install_command(name: str) -> str:
+    """The command that installs what a backend requires; empty if the manifest names no extra."""
+    extra = get(name).manifest.extra
+    return f"pip install 'kivi-kvcache[{extra}]'" if extra else ""
 
 
 def install_hint(name: str) -> str:
     """How to make a backend available."""
-    extra = get(name).manifest.extra
-    return f"install it with: pip install 'kivi-kvcache[{extra}]'" if extra else "check its own installation notes"
+    command = install_command(name)
+    return f"install it with: {command}" if command else "check its own installation notes"
 
 
 def conformance_runner() -> Callable[..., Any]:
     """`kivi.conformance.run`."""
     return importlib.import_module("kivi.conformance").run
+
+
+def summary_update() -> Callable[..., Any]:
+    """`kivi.conformance.summary.update`."""
+    return importlib.import_module("kivi.conformance.summary").update
 
 
 def _in_tree() -> list[tuple[str, Path]]:
@@ -141,18 +167,18 @@ def _in_tree() -> list[tuple[str, Path]]:
 def _outside() -> tuple[list[tuple[str, Path]], dict[str, str]]:
     """(package, manifest) of the entry points, and name -> why of those that hold none."""
     places, bad = [], {}
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for name, value in distributions.entry_points(ENTRY_POINTS):
         try:
-            spec = importlib.util.find_spec(point.value)
+            spec = importlib.util.find_spec(value)
             folders = list(spec.submodule_search_locations or []) if spec else []
         except (ImportError, ValueError, AttributeError) as error:
-            folders, bad[point.name] = [], f"{type(error).__name__}: {error}; "
+            folders, bad[name] = [], f"{type(error).__name__}: {error}; "
         path = next((p for folder in folders if (p := Path(folder) / "backend.toml").is_file()), None)
         if path is not None:
-            places.append((point.value, path))
+            places.append((value, path))
         else:
-            bad[point.name] = (
-                f"{bad.get(point.name, '')}entry point {point.name!r} of {ENTRY_POINTS} names {point.value!r}, which is not a package with "
+            bad[name] = (
+                f"{bad.get(name, '')}entry point {name!r} of {ENTRY_POINTS} names {value!r}, which is not a package with "
                 f"a backend.toml in it; the value must be a package, not module:object, and its package data must include *.toml"
             )
     return places, bad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,14 +14,18 @@ import numpy as np
 from kivi.backend import Backend, Manifest, Probe, Reading
 from kivi.backends.cpu import compile as compiler
 from kivi.backends.cpu.arena import Arena
-from kivi.backends.cpu.kernels import library
+from kivi.backends.cpu.kernels import FINITE, CpuLibrary, library
+from kivi.backends.cpu.recording import Recording, Written
 from kivi.errors import KiviError
+from kivi.kernels.backend import NO_LAYOUT, NO_SPEC
 from kivi.kernels.host import HostBackend
 from kivi.kernels.library import Loaded
+from kivi.kernels.request import Request
 from kivi.pool import PageFormat, PagePool
 from kivi.schedule import Schedule, queries_of_program
 
 PROGRAMS = 64  # that are enough for any number of threads to end at about the same time
+LARGEST = float(np.finfo(np.float32).max)
 TARGET = "KIVI_CPU_TARGET"  # environment: a target below this processor's, for testing
 
 
@@ -45,6 +50,8 @@ def create(manifest: Manifest, mode: str, device: str) -> Backend:
 class CpuBackend(HostBackend):
     """Generated vector kernels on NumPy arrays."""
 
+    library: CpuLibrary
+
     def __init__(self, manifest: Manifest, mode: str, device: str, versions: dict[str, str]) -> None:
         super().__init__(manifest, mode, device, versions, library(compiler.machine(os.environ.get(TARGET))))
         self._arena = Arena()
@@ -56,7 +63,7 @@ class CpuBackend(HostBackend):
 
     def adopt(self, x: Any, what: str) -> np.ndarray:
         """A view, or a copy of a call's rows whose channels are no neighbours in memory; stored history is never copied."""
-        a = super().adopt(x, what)
+        a = x if type(x) is np.ndarray else super().adopt(x, what)
         return a if a.strides[-1:] == (a.itemsize,) or a.ndim == 0 else np.ascontiguousarray(a)
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -69,12 +76,17 @@ class CpuBackend(HostBackend):
         return schedules(form, q_heads, rows)
 
     def first_bad(self, x: np.ndarray, counts: np.ndarray, lowest: float) -> tuple[int, int, int, int] | None:
-        """As in `HostBackend`, which looks for the place; most calls only have to see that there is none, and NaN fails a comparison."""
-        if x.size and x.dtype.kind == "f":
-            low, high = float(x.min()), float(x.max())
-            if lowest <= low and -np.inf < low and high < np.inf:
-                return None
-        return super().first_bad(x, counts, lowest)
+        """As in `HostBackend`, which looks for the place; most calls only have to see that there is none."""
+        return super().first_bad(x, counts, lowest) if self.outside(x, lowest).any() else None
+
+    def outside(self, x: np.ndarray, lowest: float) -> np.ndarray:
+        batch, heads, rows, channels = x.shape
+        flag = np.empty((batch * heads, rows), np.int32)
+        loaded = self.library.get(Request(FINITE, NO_SPEC, NO_LAYOUT, self.dtype_of(x), channels))
+        given = {"x": x, **self._strides("x", x), "heads": heads, "rows": rows, "flag": flag}
+        given |= {"lowest": max(lowest, -LARGEST), "highest": LARGEST}
+        self._launch(loaded, loaded.generated.programs({"batch": batch, "heads": heads, "rows": rows}), given)
+        return flag
 
     def counts(self, reading: Reading) -> tuple[np.ndarray, int]:
         """As in `KernelBackend`, request by request: a batch on a CPU is small, and NumPy's calls are what takes time."""
@@ -106,25 +118,54 @@ class CpuBackend(HostBackend):
         return min(super().shares_of(form, q, closed), -(-PROGRAMS // (batch * form.kv_heads * blocks)))
 
     def seal_metadata(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> np.ndarray:
-        if not _in_one(pool.format, which):
+        if not in_one(pool.format, which):
             return super().seal_metadata(pool, which, jobs, count, window, chunk)
         loaded, values, given = self._sealing("seal", pool, which, jobs, count, window, chunk)
-        programs = loaded.generated.programs(values)
-        flag = np.empty(programs[0], np.int32)
+        programs = loaded.generated.programs({**values, "most": pool.format.tokens})
+        flag = np.empty(math.prod(programs), np.int32)
         self._launch(loaded, programs, {**given, "flag": flag})
         return flag
 
     def seal_words(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> None:
-        if not _in_one(pool.format, which):  # else the words are written already
+        if not in_one(pool.format, which):  # else the words are written already
             super().seal_words(pool, which, jobs, count, window, chunk)
 
     def launch(self, loaded: Loaded, programs: tuple[int, ...], arguments: list[Any]) -> None:
         loaded.launch(programs, arguments)
 
+    can_record = True
 
-def _in_one(form: PageFormat, which: str) -> bool:
-    """Whether one kernel seals scales, origins and words."""
-    return which == "value" and all(digit.axis == "t" for digit in form.value.slots)
+    def record(self, phases: Sequence[Callable[[Any], None]]) -> Recording:
+        recorder, written = Recorder(self), []
+        for phase in phases:
+            recorder.written = []
+            phase(recorder)
+            written.append(recorder.written)
+        return Recording(written, recorder.scratch, self.library.machine)
+
+
+class Recorder(CpuBackend):
+    """A backend whose launches are written down and not done."""
+
+    def __init__(self, backend: CpuBackend) -> None:
+        vars(self).update(vars(backend))
+        self.written: list[Written] = []
+        self.scratch: list[np.ndarray] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        self.scratch.append(super().empty(shape, dtype))
+        return self.scratch[-1]
+
+    def launch(self, loaded: Loaded, programs: tuple[int, ...], arguments: list[Any]) -> None:
+        self.written.append(Written(loaded.launch, programs, arguments))
+
+
+def in_one(form: PageFormat, which: str) -> bool:
+    """Whether one kernel seals scales, origins and words; as `kivi.passes.vector_seal.serves`, without the compiler."""
+    slots = (form.key if which == "key" else form.value).slots
+    if which == "value":
+        return all(digit.axis == "t" for digit in slots)
+    return all((digit.axis, digit.weight) == ("c", 1 << i) for i, digit in enumerate(slots))
 
 
 def schedules(form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:

@@ -388,7 +388,8 @@ def _all(lanes: int) -> str:
 
 
 def _prefetch(p: Printer, op: vec.PrefetchOp, pointer: str, offset: str) -> None:
-    p.call("llvm.prefetch.p0", "void", [("ptr", p.address(op, pointer, offset)), ("i32", "0"), ("i32", "3"), ("i32", "1")])
+    """To be read, locality 2 of 3, data."""
+    p.call("llvm.prefetch.p0", "void", [("ptr", p.address(op, pointer, offset)), ("i32", "0"), ("i32", "2"), ("i32", "1")])
 
 
 def _reduce(p: Printer, op: vec.ReduceOp, x: str) -> str:

@@ -1,8 +1,8 @@
 """Kernels of this backend: lowering, printing and loading.
 
 Attention over pages in layout `lanes32` (`kivi.passes.vector_attention`) and what is done to rows of a call (`kivi.passes.vector_rows`) are
-built at `vec` level; every other kernel is a `tile` kernel lowered by `kivi.passes.tile_to_vector`. Values are sealed by one kernel where
-the layout allows it (`kivi.passes.vector_seal`).
+built at `vec` level; every other kernel is a `tile` kernel lowered by `kivi.passes.tile_to_vector`. Rows are sealed by one kernel where the
+layout allows it (`kivi.passes.vector_seal`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 #: Arguments that the driver keeps at 1: channels of a row are neighbours.
 ONES = ("x_channel", "q_channel", "k_channel", "v_channel")
-SEAL = "value.seal"  # scales, origins and words of values in one kernel
+SEALS = ("key.seal", "value.seal")  # scales, origins and words in one kernel
 FINITE = "rows.finite"
 ZONES = {"cache.history": "history", "cache.tail": "tail"}
 
@@ -59,8 +59,7 @@ def library(machine: Machine) -> CpuLibrary:
 
 def lowered(request: Request, target: str) -> Kernel:
     """The `vec` kernel of a request. Imports the compiler."""
-    from kivi.passes import tile_to_vector, vector_attention, vector_rows, vector_seal
-    from kivi.passes.clean import clean
+    from kivi.passes import tile_to_vector, vector_attention, vector_rows
     from kivi.passes.vector_target import TARGETS
 
     form = request.option("form")
@@ -72,11 +71,20 @@ def lowered(request: Request, target: str) -> Kernel:
         return vector_rows.finite_kernel(request.dtype, request.channels, TARGETS[target])
     if request.entry == "rows.keep_rows":
         return vector_rows.keep_rows_kernel(request.dtype, request.option("heads"), request.channels, TARGETS[target])
-    if request.entry == SEAL:
-        kernel = vector_seal.value_seal_kernel(form, request.dtype)
-        clean(kernel.module)
-        return tile_to_vector.lower(kernel, TARGETS[target], ONES)
-    return tile_to_vector.lower(lower(request), TARGETS[target], ONES)
+    return tile_to_vector.lower(tiled(request), TARGETS[target], ONES)
+
+
+def tiled(request: Request) -> Kernel:
+    """The `tile` kernel of a request. Imports the compiler."""
+    from kivi.passes import vector_seal
+    from kivi.passes.clean import clean
+
+    if request.entry not in SEALS:
+        return lower(request)
+    build = vector_seal.key_seal_kernel if request.entry == "key.seal" else vector_seal.value_seal_kernel
+    kernel = build(request.option("form"), request.dtype)
+    clean(kernel.module)
+    return kernel
 
 
 def printed(kernel: Kernel) -> Generated:

@@ -13,14 +13,14 @@ from typing import Any
 from kivi import plugins
 from kivi.backend import layout_for
 from kivi.backends.cpu import compile as compiler
-from kivi.backends.cpu.driver import schedules
-from kivi.backends.cpu.kernels import library, lowered
+from kivi.backends.cpu.driver import in_one, schedules
+from kivi.backends.cpu.kernels import FINITE, library, lowered, tiled
 from kivi.dtypes import metadata_dtype
 from kivi.errors import InputError
 from kivi.geometry import Geometry
 from kivi.ir import kv
 from kivi.jit import Generated
-from kivi.kernels.request import Request, lower, module
+from kivi.kernels.request import Request, module
 from kivi.layout import named_layout
 from kivi.passes.vector_target import TARGETS as KNOWN
 from kivi.pool import PageFormat
@@ -45,11 +45,11 @@ def entries(spec: CacheSpec, g: Geometry) -> dict[str, Request]:
             ("encode", tensor),
             ("decode", (*tensor, ("out", "float32"))),
             ("repack", (*tensor, ("target", named_layout("official_int32")))),
-            ("seal_metadata", (("form", form),)),
-            ("seal_words", (("form", form),)),
+            *((entry, (("form", form),)) for entry in ("seal", "seal_metadata", "seal_words") if entry != "seal" or in_one(form, which)),
         ):
             out[f"{which}.{entry}"] = Request(f"{which}.{entry}", spec, layout, g.dtype, channels, options)
     out["rows.keep_rows"] = Request("rows.keep_rows", spec, layout, g.dtype, g.head_dim, (("heads", g.kv_heads),))
+    out[FINITE] = Request(FINITE, spec, layout, g.dtype, g.head_dim)
     for zone, schedule in schedules(form, g.q_heads, 1).items():
         options = (("form", form), ("q_heads", g.q_heads), ("schedule", schedule))
         out[f"cache.{zone}"] = Request(f"cache.{zone}", spec, layout, g.dtype, g.head_dim, options)
@@ -61,10 +61,12 @@ def emit(request: Request, stage: str, target: str = TARGETS[0]) -> str | bytes:
     """What one stage of compilation makes of a kernel. Raises `InputError` for an unknown stage or target."""
     if stage not in STAGES:
         raise InputError(f"stage = {stage!r}; known are {', '.join(STAGES)}")
+    if request.entry == FINITE and stage in ("kv", "tile"):
+        raise InputError(f"stage = {stage!r}: {FINITE} is written at level vec; its stages are {', '.join(STAGES[2:])}")
     if stage == "kv":
         return kv.text(module(request))
     if stage == "tile":
-        return str(lower(request).module)
+        return str(tiled(request).module)
     machine = _machine(target)
     if stage == "vec":
         return str(lowered(request, target).module)

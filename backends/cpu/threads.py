@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kivi.backends.cpu.counters import FINISHED
@@ -71,10 +72,14 @@ def run(function: Callable[..., None], arguments: Any, programs: int, n1: int, n
     if wanted <= 0:
         function(arguments, counters, programs, n1, n2)
         return
+    share(partial(function, arguments, counters, programs, n1, n2), wanted, lambda: counters[FINISHED] >= programs)
 
-    def job() -> None:  # holds what a helper that wakes late still reads
-        function(arguments, counters, programs, n1, n2)
 
+def share(job: Callable[[], None], wanted: int, done: Callable[[], bool]) -> None:
+    """Do a job, which takes what is left of some work, with `wanted` helpers; return when the work is `done`.
+
+    The job holds what a helper that wakes late still reads.
+    """
     if _lock.acquire(blocking=False):  # else another caller's launch has the helpers, and this one does without
         try:
             while len(_helpers) < wanted:
@@ -86,7 +91,7 @@ def run(function: Callable[..., None], arguments: Any, programs: int, n1: int, n
             _lock.release()
     else:
         job()
-    while counters[FINISHED] < programs:  # a helper is still at its last program
+    while not done():  # a helper is still at its last program
         time.sleep(0)
 
 

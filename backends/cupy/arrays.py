@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from kivi.arrays import device_of, dtype_name, kind
-from kivi.backend import Manifest, Probe
+from kivi.backend import DeviceInfo, Manifest, Probe
 from kivi.dtypes import np_dtype
 from kivi.errors import DeviceError
 from kivi.kernels.backend import KernelBackend
@@ -19,22 +19,51 @@ from kivi.pool import PageFormat, PagePool
 INSTALL = "pip install the cupy-cuda package of your CUDA version"
 
 
-def devices(mode: str, versions: dict[str, str]) -> Probe:
-    """The CUDA devices that CuPy sees."""
+def devices(mode: str, versions: dict[str, str], nvrtc: bool = False) -> Probe:
+    """The CUDA devices that CuPy sees. `nvrtc`: kernels go through CuPy's NVRTC, so a device that it does not know cannot be used."""
     try:
         import cupy
     except Exception as error:  # a package for another CUDA, or a broken one, can fail in any way
         reason = f"cupy cannot be imported ({type(error).__name__}: {error}); {INSTALL}"
-        return Probe(available=False, mode=mode, reason=reason, versions=versions)
+        return Probe(available=False, mode=mode, reason=reason, versions=versions, state="broken")
     versions = {**versions, "cupy": cupy.__version__}
-    if int(cupy.__version__.partition(".")[0]) < 14:
-        reason = f"cupy {cupy.__version__} has no bfloat16 arrays, which cupy 14 has; {INSTALL}"
-        return Probe(available=False, mode=mode, reason=reason, versions=versions)
+    runtime = cupy.cuda.runtime
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        driver = _version(runtime.driverGetVersion())
+        if "InsufficientDriver" in str(error) and driver:
+            wanted = _version(runtime.runtimeGetVersion())
+            reason = f"the NVIDIA driver serves CUDA {driver}, cupy {cupy.__version__} needs CUDA {wanted}; update it, or {INSTALL}"
+            return Probe(available=False, mode=mode, reason=reason, versions=versions, state="driver too old")
         return Probe(available=False, mode=mode, reason=f"cupy {cupy.__version__} sees no CUDA device: {error}", versions=versions)
-    return Probe(available=True, mode=mode, devices=tuple(f"cuda:{i}" for i in range(count)), versions=versions)
+    found = tuple(_device(runtime, i, cupy.cuda.nvrtc if nvrtc else None) for i in range(count))
+    usable = tuple(info.device for info in found if not info.reason)
+    reason = "" if usable else "; ".join(info.reason for info in found) or f"cupy {cupy.__version__} sees no CUDA device"
+    state = "" if usable or not found else "unfit device"
+    return Probe(available=bool(usable), mode=mode, devices=usable, reason=reason, versions=versions, found=found, state=state)
+
+
+def _device(runtime: Any, number: int, nvrtc: Any) -> DeviceInfo:
+    facts = runtime.getDeviceProperties(number)
+    major, minor, name = facts["major"], facts["minor"], facts["name"].decode()
+    reason = ""
+    if nvrtc is not None and 10 * major + minor not in nvrtc.getSupportedArchs():
+        known = nvrtc.getSupportedArchs()
+        reason = (
+            f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))} does not know cuda:{number} ({name}, sm_{major}{minor}), it has "
+            f"sm_{min(known)} to sm_{max(known)}; install another nvidia-cuda-nvrtc"
+        )
+    driver = _version(runtime.driverGetVersion())
+    memory = facts["totalGlobalMem"]
+    return DeviceInfo(
+        device=f"cuda:{number}", name=name, api="cuda", capability=f"{major}.{minor}", driver=driver, memory=memory, reason=reason
+    )
+
+
+def _version(number: int) -> str:
+    """13020 as "13.2", as CUDA writes its versions; empty for 0, which stands for none."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
 class CupyArrays(KernelBackend):

@@ -24,7 +24,7 @@ def probe(mode: str, device: str) -> Probe:
     """Shim: a C++ compiler. Device: CUDA devices that CuPy sees."""
     versions = {"xdsl": importlib.metadata.version("xdsl")}
     if mode == "device":
-        return devices(mode, versions)
+        return devices(mode, versions, nvrtc=True)
     command = shim.compiler()
     try:
         if command is None:

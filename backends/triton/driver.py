@@ -13,7 +13,7 @@ import torch
 import triton
 
 from kivi.arrays import kind
-from kivi.backend import Backend, Manifest, Probe
+from kivi.backend import Backend, DeviceInfo, Manifest, Probe
 from kivi.backends.triton.kernels import library, options
 from kivi.backends.triton.schedule import schedules
 from kivi.errors import DeviceError
@@ -43,7 +43,17 @@ def probe(mode: str, device: str) -> Probe:
         return Probe(available=True, mode=mode, devices=("cpu",), versions=versions)
     if not torch.cuda.is_available():
         return Probe(available=False, mode=mode, reason=f"torch {torch.__version__} sees no CUDA or ROCm device", versions=versions)
-    return Probe(available=True, mode=mode, devices=tuple(f"cuda:{i}" for i in range(torch.cuda.device_count())), versions=versions)
+    found = tuple(_device(i) for i in range(torch.cuda.device_count()))
+    return Probe(available=True, mode=mode, devices=tuple(info.device for info in found), versions=versions, found=found)
+
+
+def _device(number: int) -> DeviceInfo:
+    """A device as torch describes it; AMD's are called cuda, too."""
+    facts = torch.cuda.get_device_properties(number)
+    hip = torch.version.hip is not None
+    capability = facts.gcnArchName.partition(":")[0] if hip else f"{facts.major}.{facts.minor}"
+    api = "hip" if hip else "cuda"
+    return DeviceInfo(device=f"cuda:{number}", name=facts.name, api=api, capability=capability, memory=facts.total_memory)
 
 
 def create(manifest: Manifest, mode: str, device: str) -> Backend:

@@ -17,7 +17,7 @@ import click
 
 from kivi.errors import KiviError
 
-COMMANDS = ("backends", "spec", "memory", "compile", "conform", "demo")
+COMMANDS = ("backends", "select", "tune", "doctor", "spec", "memory", "compile", "conform", "bench", "demo")
 
 
 class Commands(click.Group):
@@ -30,6 +30,12 @@ class Commands(click.Group):
         match cmd_name:
             case "backends":
                 from kivi.cli.backends import backends as command
+            case "select":
+                from kivi.cli.select import select as command
+            case "tune":
+                from kivi.cli.tune import tune as command
+            case "doctor":
+                from kivi.cli.doctor import doctor as command
             case "spec":
                 from kivi.cli.spec import spec as command
             case "memory":
@@ -38,6 +44,8 @@ class Commands(click.Group):
                 from kivi.cli.compile import compile_ as command
             case "conform":
                 from kivi.cli.conform import conform as command
+            case "bench":
+                from kivi.cli.bench import bench as command
             case "demo":
                 from kivi.cli.demo import demo as command
             case _:

@@ -27,6 +27,9 @@ FILE: click.Path = click.Path(path_type=Path, dir_okay=False)
 @click.option("--json", "json_path", is_flag=False, flag_value="-", type=FILE, metavar="[FILE]", help="Write JSON; without FILE to stdout.")
 @click.option("--junit", "junit_path", type=FILE, metavar="FILE", help="Write JUnit XML (.xml).")
 @click.option("--html", "html_path", type=FILE, metavar="FILE", help="Write a page with plots (.html).")
+@click.option(
+    "--summary", "summary_path", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", help="Renew the summary there."
+)
 @click.pass_context
 def conform(
     ctx: click.Context,
@@ -39,16 +42,20 @@ def conform(
     json_path: Path | None,
     junit_path: Path | None,
     html_path: Path | None,
+    summary_path: Path | None,
 ) -> None:
     """Run the conformance suite on a backend.
 
-    Exit 1 if a case failed or errored, or if none passed.
+    Exit 1 if a case failed or errored, or if none passed. Whole runs are also summed up for `kivi backends`.
     """
-    from kivi.plugins import conformance_runner
+    from kivi import results
+    from kivi.plugins import conformance_runner, summary_update
 
     _writable("--json", json_path)
     _writable("--junit", junit_path, ".xml", ("junitparser",))
     _writable("--html", html_path, ".html", ("jinja2", "matplotlib"))
+    if summary_path and cases:
+        raise click.BadParameter("--summary takes whole profiles; leave --case out")
     run = conformance_runner()
     with progress() as bar:
         task = bar.add_task(f"{backend}, {profile}, {size}", total=None)
@@ -64,6 +71,8 @@ def conform(
     for path in (junit_path, html_path):
         if path:
             report.save(path)
+    for folder in [f for f in (None if cases else results.local_folder(), summary_path) if f]:
+        summary_update()(folder, report)
     if json_path == STDOUT:
         click.echo(report.to_json())
     else:

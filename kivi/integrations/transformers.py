@@ -31,12 +31,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 import kivi
+from kivi.candidates import matches
 from kivi.dtypes import FLOATS
 from kivi.errors import IntegrationError
 from kivi.geometry import geometry
 from kivi.integrations.layer_plan import LayerPlan, plan_layers
 from kivi.integrations.left_padding import LeftPadding
-from kivi.selection import resolve
+from kivi.selection import check_servable, resolve
 
 NAME = "kivi"
 logger = logging.getLogger("kivi")
@@ -91,6 +92,23 @@ class KiviCache(Cache):
     def ran(self) -> dict[int, Any]:
         """What ran, by layer number: backend, mode, device, kernel, layout."""
         return {index: cache.ran for index, cache in self.kv.items()}
+
+    def to(self, backend: Any, mode: str | None = None, device: Any = "auto") -> KiviCache:
+        """Move every kivi layer to another backend, and serve later sequences there. All layers or none. Returns self."""
+        moved = []
+        try:
+            for cache in self.kv.values():
+                before = cache.backend
+                cache.to(backend, mode, device)
+                moved.append((cache, before))
+        except BaseException:
+            for cache, before in moved:
+                cache.to(before)
+            raise
+        for layer in self.layers:
+            if isinstance(layer, KiviLayer):
+                layer.options |= {"backend": backend, "mode": mode, "device": device}
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -250,8 +268,8 @@ class KiviLayer(CacheLayerMixin):
         shape |= {"dtype": str(new.key.dtype).removeprefix("torch."), "scale": scale}
         if self.kv is None or (self.width == 0 and (batch, shape) != (self.kv.batch, self._shape)):
             options = dict(self.options)
-            if options["device"] == "auto" and isinstance(options["backend"], str):
-                options["device"] = str(query.device)  # where the model runs, not where a backend would like to
+            if isinstance(options["backend"], str) and matches(str(query.device), str(options["device"])):
+                options["device"] = str(query.device)  # where this layer runs, not where a backend would like to
             self.kv, self._shape, self.is_initialized = kivi.KVCache(self.spec, batch=batch, **shape, **options), shape, True
         elif shape != self._shape:
             wrong = ", ".join(f"{k} was {self._shape[k]} and is now {v}" for k, v in shape.items() if v != self._shape[k])
@@ -363,7 +381,11 @@ def _check_backend(spec: Any, decoder: Any, options: dict[str, Any]) -> None:
     dtype = str(getattr(decoder, "dtype", None)).removeprefix("torch.")
     if head_dim:
         shape = (heads, getattr(decoder, "num_key_value_heads", None) or heads, head_dim, None, dtype if dtype in FLOATS else "float32")
-        resolve(options["backend"], spec, geometry(*shape, None, options["max_tokens"], None), options["mode"], options["device"])
+        g = geometry(*shape, None, options["max_tokens"], None)
+        if options["backend"] == "auto":
+            check_servable(spec, g, options["mode"], options["device"])  # the choice falls where the model runs, not yet
+        else:
+            resolve(options["backend"], spec, g, options["mode"], options["device"])
 
 
 def _say_full_precision(config: Any, plan: list[LayerPlan]) -> None:

@@ -315,7 +315,8 @@ class ScatterOp(IRDLOperation):
 
 @irdl_op_definition
 class PrefetchOp(IRDLOperation):
-    """A hint that the memory at pointer + offset will be read soon. It changes no value and may name any address."""
+    """A hint that the memory at pointer + offset will be read soon, though not at once: the second cache is near enough, and takes more
+    requests at a time than the first. It changes no value and may name any address."""
 
     name = "vec.prefetch"
     pointer = operand_def(PtrType)

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from kivi.schedule import Schedule, shares
 from kivi.spec import CacheSpec
 
 LOG2_E = 1.4426950408889634
-_NO_SPEC, _NO_LAYOUT = CacheSpec(), Layout(name="none", key="t:slot t* c*", value="c:slot c* t*")
+NO_SPEC, NO_LAYOUT = CacheSpec(), Layout(name="none", key="t:slot t* c*", value="c:slot c* t*")
 
 
 class KernelBackend(Backend):
@@ -37,6 +38,7 @@ class KernelBackend(Backend):
     def __init__(self, manifest: Manifest, mode: str, device: str, versions: dict[str, str], library: Library) -> None:
         super().__init__(manifest, mode, device, versions)
         self.library = library
+        self._placed: WeakKeyDictionary[PagePool, tuple[int, np.ndarray]] = WeakKeyDictionary()  # slabs, `_places`
 
     @property
     def kernel(self) -> str:
@@ -91,6 +93,23 @@ class KernelBackend(Backend):
 
     def total(self, flag: Any) -> Any:
         """The sum of an int32 array as int32 [], no waiting."""
+        raise NotImplementedError
+
+    # recording a step
+
+    #: Whether `record` works in this mode.
+    can_record = False
+
+    def record(self, phases: Sequence[Callable[[Any], None]]) -> Callable[[], None]:
+        """What the phases launch, as a function that does it again on the same arrays.
+
+        Each phase is called once with a stand-in for this backend, which launches nothing. Launches of one phase do not depend on one
+        another. Arrays that the stand-in makes by `empty` hold nothing beyond a replay.
+        """
+        raise UnsupportedError(f"backend {self.name!r} (mode {self.mode}) cannot record launches")
+
+    def outside(self, x: Any, lowest: float) -> Any:
+        """int32 array with a positive number for each row of x [B, H, n, D] that holds NaN, an infinity or an element below `lowest`."""
         raise NotImplementedError
 
     # whole tensors
@@ -224,7 +243,7 @@ class KernelBackend(Backend):
     def keep_rows(self, counts: Any, most: int, chunk: Any, source: Any, target: Any) -> None:
         """Rows into the target window: `counts` int64 [B, 3] stored, new, first to keep; at most `most` rows a request."""
         batch, heads, capacity, channels = (int(n) for n in target.shape)
-        loaded = self.library.get(Request("rows.keep_rows", _NO_SPEC, _NO_LAYOUT, self.dtype_of(target), channels, (("heads", heads),)))
+        loaded = self.library.get(Request("rows.keep_rows", NO_SPEC, NO_LAYOUT, self.dtype_of(target), channels, (("heads", heads),)))
         given = {"counts": counts, **self._rows("x", source, chunk), "target": target, "target_capacity": capacity}
         values = {"batch": batch, "heads": heads, "count": most, "channels": channels}
         self._launch(loaded, loaded.generated.programs(values), {**given, "fresh": int(target is not source)})
@@ -233,6 +252,16 @@ class KernelBackend(Backend):
         self, pool: PagePool, windows: Windows, table: Any, counts: Any, programs: int, scale: float, q: Any, k: Any, v: Any
     ) -> Any:
         """`attend` with its table and counts on the device, the history shared by `programs` programs."""
+        batch, q_heads, rows, _ = (int(n) for n in q.shape)
+        parts = self.parts(pool, windows, table, counts, programs, scale, q, k, v)
+        out = self.empty((batch, q_heads, rows, pool.format.value_head_dim), self.dtype_of(q))
+        self.merge(parts, counts, out)
+        return out
+
+    def parts(
+        self, pool: PagePool, windows: Windows, table: Any, counts: Any, programs: int, scale: float, q: Any, k: Any, v: Any
+    ) -> tuple[Any, Any, Any]:
+        """Partial results of `attention`: maxima and sums of weights [parts, B * Hq * n], weighted values [parts, B * Hq * n, Dv]."""
         form = pool.format
         batch, q_heads, rows, _ = (int(n) for n in q.shape)
         dim, dtype = form.value_head_dim, self.dtype_of(q)
@@ -262,12 +291,17 @@ class KernelBackend(Backend):
                 options = (("form", form), ("q_heads", q_heads), ("schedule", schedule))
                 loaded = self.library.get(Request(f"cache.{zone}", form.spec, form.layout, dtype, form.head_dim, options))
                 self._launch(loaded, loaded.generated.programs(values), {**given, "slot": programs if zone == "tail" else 0})
-        out = self.empty((batch, q_heads, rows, dim), dtype)
-        loaded = self.library.get(Request("cache.merge", _NO_SPEC, _NO_LAYOUT, dtype, dim, (("q_heads", q_heads),)))
+        return top, total, part
+
+    def merge(self, parts: tuple[Any, Any, Any], counts: Any, out: Any) -> None:
+        """Partial results as the output, rows past the counts 0."""
+        top, total, part = parts
+        _, q_heads, rows, dim = (int(n) for n in out.shape)
+        splits, outputs = (int(n) for n in top.shape)
+        loaded = self.library.get(Request("cache.merge", NO_SPEC, NO_LAYOUT, self.dtype_of(out), dim, (("q_heads", q_heads),)))
         given = {"top": top, "total": total, "part": part, "counts": counts, "out": out}
         given |= {"splits": splits, "rows_of_head": rows, "outputs": outputs}
         self._launch(loaded, loaded.generated.programs({"outputs": outputs}), given)
-        return out
 
     # those numbers, on the host
 
@@ -329,10 +363,14 @@ class KernelBackend(Backend):
         return self.zeros((16,), "uint8")
 
     def _places(self, pool: PagePool) -> np.ndarray:
-        """Distance of every page from the pool's base in bytes, int64 [pages]. Slabs lie where the allocator put them."""
-        starts = np.array([self.address(raw) for raw in pool.raw], np.int64)
-        slabs = [start - starts[0] + np.arange(len(raw)) * pool.format.page_bytes for start, raw in zip(starts, pool.raw)]
-        return np.concatenate(slabs) if slabs else np.zeros(0, np.int64)
+        """Distance of every page from the pool's base in bytes, int64 [pages]. Slabs lie where the allocator put them, and stay there."""
+        slabs, places = self._placed.get(pool, (0, np.zeros(0, np.int64)))
+        if slabs < len(pool.raw):
+            base, size = self.address(pool.raw[0]), pool.format.page_bytes
+            more = [self.address(raw) - base + np.arange(len(raw)) * size for raw in pool.raw[slabs:]]
+            places = np.concatenate([places, *more])
+            self._placed[pool] = len(pool.raw), places
+        return places
 
     def _strides(self, name: str, x: Any) -> dict[str, int]:
         return {f"{name}_{axis}": stride for axis, stride in zip(("batch", "head", "token", "channel"), self.strides(x), strict=True)}

@@ -590,73 +590,91 @@ class Attend:
             (g[name], lambda token: chunk + (token - stored) * g[f"{name}_token"]),
         ]
 
-    def _both(self, name: str, channels: int, low: Vector, high: Vector, body: Callable[[Vector, Pointer, Vector], None]) -> None:
-        """body(token, pointer, offset of its row) for tokens [low, high): those in the window, then those of this call."""
+    def _spans(self, low: Vector, high: Vector) -> list[tuple[Vector, Vector]]:
+        """Tokens [low, high) that lie in the window, and those that are of this call; either may be none."""
         stored = self.n["stored"]
-        spans = [(low, high.minimum(stored)), (low.maximum(stored), high)]
-        for (start, stop), (pointer, place) in zip(spans, self._rows_of(name, channels), strict=True):
-
-            def each(token: Vector, pointer: Pointer = pointer, place: Callable = place) -> list[Vector]:
-                body(token, pointer, place(token))
-                return []
-
-            loop(start, stop, [], each)
+        return [(low, high.minimum(stored)), (low.maximum(stored), high)]
 
     def floating_scores(self, first: Vector, low: Vector, high: Vector) -> None:
-        """Scores of tokens [low, high), whose keys are floating, at their distance from `first`."""
-        dim = self.form.head_dim
+        """Scores of tokens [low, high), whose keys are floating, at their distance from `first`; of several tokens together, since the sum
+        of one alone waits for itself."""
+        several = max(1, min(4, self.target.registers // 4 // self.together))
+        for (start, stop), (pointer, place) in zip(self._spans(low, high), self._rows_of("k", self.form.head_dim), strict=True):
 
-        def one_token(token: Vector, pointer: Pointer, offset: Vector) -> None:
-            self._blocks(lambda r0: some_rows(r0, token, pointer, offset))
+            def tokens(token: Vector, count: int, pointer: Pointer = pointer, place: Callable = place) -> list[Vector]:
+                offsets = [place(token + i) for i in range(count)]
+                self._blocks(lambda r0: self._dots(r0, token - first, pointer, offsets))
+                return []
 
-        def some_rows(r0: Vector, token: Vector, pointer: Pointer, offset: Vector) -> None:
-            rows = range(self.together)
+            together = start + (stop - start).maximum(0) // several * several
+            loop(start, together, [], lambda token, tokens=tokens: tokens(token, several), step=several)
+            if several > 1:
+                loop(together, stop, [], lambda token, tokens=tokens: tokens(token, 1))
 
-            def body(c: Vector, lanes: int, sums: list[Vector]) -> list[Vector]:
-                k = load_float(pointer, self.dtype, offset + c, lanes, self.target)
-                queries = [self.q.load((r0 + r) * self.key_channels + c, lanes) for r in rows]
-                return [multiply_add(q, k, s, self.target) for q, s in zip(queries, sums, strict=True)]
+    def _dots(self, r0: Vector, at: Vector, pointer: Pointer, offsets: list[Vector]) -> None:
+        """Scores of `together` rows and the tokens whose keys begin at `offsets`, stored from place `at` on."""
+        rows, dim = range(self.together), self.form.head_dim
 
-            full = dim - dim % self.lanes
-            scores = [constant(0.0, f32) for _ in rows]
-            if full:
-                start = [constant(0.0, f32, self.lanes) for _ in rows]
-                sums = loop(0, full, start, lambda c, *s: body(c, self.lanes, list(s)), step=self.lanes)
-                scores = [s.reduce("add") for s in sums]
-            for at, width in pieces(dim, self.lanes):
-                rest = body(index(at), width, [constant(0.0, f32, width) for _ in rows])
-                scores = [a + b.reduce("add") for a, b in zip(scores, rest, strict=True)]
-            for r in rows:
-                self.score.store((r0 + r) * self.width + token - first, scores[r])
+        def body(c: Vector, lanes: int, sums: list[Vector]) -> list[Vector]:
+            keys = [load_float(pointer, self.dtype, offset + c, lanes, self.target) for offset in offsets]
+            queries = [self.q.load((r0 + r) * self.key_channels + c, lanes) for r in rows]
+            return [multiply_add(q, k, sums[i], self.target) for i, (q, k) in enumerate((q, k) for q in queries for k in keys)]
 
-        self._both("k", dim, low, high, one_token)
+        full, count = dim - dim % self.lanes, self.together * len(offsets)
+        scores = [constant(0.0, f32)] * count
+        if full:
+            start = [constant(0.0, f32, self.lanes)] * count
+            scores = [s.reduce("add") for s in loop(0, full, start, lambda c, *s: body(c, self.lanes, list(s)), step=self.lanes)]
+        for channel, width in pieces(dim, self.lanes):
+            rest = body(index(channel), width, [constant(0.0, f32, width)] * count)
+            scores = [a + b.reduce("add") for a, b in zip(scores, rest, strict=True)]
+        for i, score in enumerate(scores):
+            self.score.store((r0 + i // len(offsets)) * self.width + at + i % len(offsets), score)
 
     def floating_values(self, first: Vector, low: Vector, high: Vector) -> None:
-        """Weights times values of tokens [low, high), whose values are floating, added to the sums."""
-        dim, stored, rows = self.form.value_head_dim, self.n["stored"], range(self.together)
-        spans = [(low, high.minimum(stored)), (low.maximum(stored), high)]
+        """Weights times values of tokens [low, high), whose values are floating, added to the sums; a stretch of channels at a time."""
+        dim, lanes = self.form.value_head_dim, self.lanes
+        vectors = max(1, min(dim // lanes, self.target.registers // 2 // self.together))
+        full = dim - dim % (lanes * vectors)
+        spans = list(zip(self._spans(low, high), self._rows_of("v", dim), strict=True))
 
-        def channels(r0: Vector, c: Vector, lanes: int) -> None:
-            places = [(r0 + r) * self.value_channels + c for r in rows]
-            sums = [self.sum.load(at, lanes) for at in places]
-            for (start, stop), (pointer, place) in zip(spans, self._rows_of("v", dim), strict=True):
+        def some_rows(r0: Vector) -> None:
+            def stretch(c: Vector, width: int, count: int) -> list[Vector]:
+                self._weigh(r0, first, spans, [c + i * width for i in range(count)], width)
+                return []
 
-                def body(token: Vector, *sums: Vector, pointer: Pointer = pointer, place: Callable = place) -> list[Vector]:
-                    v = load_float(pointer, self.dtype, place(token) + c, lanes, self.target)
-                    out = []
-                    for r in rows:
-                        p = self.score.load((r0 + r) * self.width + token - first)
-                        if self.poison:
-                            out.append(sums[r] + where(token <= self.last.load(r0 + r), v * p, 0.0))
+            if full:
+                loop(0, full, [], lambda c: stretch(c, lanes, vectors), step=lanes * vectors)
+            if dim // lanes * lanes > full:
+                loop(full, dim // lanes * lanes, [], lambda c: stretch(c, lanes, 1), step=lanes)
+            for at, width in pieces(dim, lanes):
+                stretch(index(at), width, 1)
+
+        self._blocks(some_rows)
+
+    def _weigh(self, r0: Vector, first: Vector, spans: list, channels: list[Vector], lanes: int) -> None:
+        """What `floating_values` adds for `together` rows and the channels of several vectors."""
+        rows = range(self.together)
+        places = [(r0 + r) * self.value_channels + c for r in rows for c in channels]
+        sums = [self.sum.load(at, lanes) for at in places]
+        for (start, stop), (pointer, place) in spans:
+
+            def body(token: Vector, *sums: Vector, pointer: Pointer = pointer, place: Callable = place) -> list[Vector]:
+                offset, out = place(token), list(sums)
+                values = [load_float(pointer, self.dtype, offset + c, lanes, self.target) for c in channels]
+                for r in rows:
+                    p = self.score.load((r0 + r) * self.width + token - first)
+                    for i, v in enumerate(values):
+                        at = r * len(channels) + i
+                        if self.poison:  # NaN of a token that a query may not see must not reach it as 0 * NaN
+                            out[at] = out[at] + where(token <= self.last.load(r0 + r), v * p, 0.0)
                         else:
-                            out.append(multiply_add(v, p, sums[r], self.target))
-                    return out
+                            out[at] = multiply_add(v, p, out[at], self.target)
+                return out
 
-                sums = loop(start, stop, sums, body)
-            for at, x in zip(places, sums, strict=True):
-                self.sum.store(at, x)
-
-        self._blocks(lambda r0: self._over(dim, lambda c, lanes: channels(r0, c, lanes)))
+            sums = loop(start, stop, sums, body)
+        for at, x in zip(places, sums, strict=True):
+            self.sum.store(at, x)
 
     # zones
 

@@ -28,7 +28,7 @@ def build(request, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_exact_kernels_use_vectors_and_never_fuse(target):
     """The bits of quantize are specified: a product and a sum round twice."""
-    for name in ("value.metadata", "key.encode"):
+    for name in ("value.metadata", "key.encode", "key.seal", "value.seal"):
         text = build(requests()[name], target).assembly
         assert re.search(REGISTERS[target], text), name
         assert not re.search(FUSED, text), name
@@ -73,11 +73,14 @@ def test_stages():
     request = requests()["cache.history"]
     assert offline.emit(request, "kv").startswith("#")
     assert "tile.load" in offline.emit(requests()["rows.keep_rows"], "tile")
+    assert "tile.reduce" in offline.emit(requests()["key.seal"], "tile")
     assert "vec.lookup" in offline.emit(request, "vec", "x86-64-v4")
     assert "vec.lookup" not in offline.emit(request, "vec", "x86-64-v3")
     assert "define void @history" in offline.emit(request, "source", "aarch64")
     assert "fmla" in offline.emit(request, "asm", "aarch64")
     assert offline.emit(request, "object", "aarch64").startswith(b"\x7fELF")
+    with pytest.raises(InputError, match="level vec"):
+        offline.emit(requests()["rows.finite"], "tile")
     for stage, target, word in (("ptx", "x86-64", "ptx"), ("asm", "sm_90", "sm_90")):
         with pytest.raises(InputError, match=word):
             offline.emit(request, stage, target)
