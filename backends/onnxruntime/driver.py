@@ -18,6 +18,7 @@ from kivi.backends.onnxruntime.planes import channels_of_plane, masked_apart
 from kivi.backends.onnxruntime.runs import Run, ints, runs, visible
 from kivi.dtypes import metadata_dtype, np_dtype
 from kivi.errors import BackendError
+from kivi.host import HostArrays
 from kivi.kernels.request import Request
 from kivi.layout import Layout, Which
 from kivi.pool import PageFormat, PagePool
@@ -41,7 +42,7 @@ def create(manifest: Manifest, mode: str, device: str) -> Backend:
     return OnnxBackend(manifest, mode, device, probe(mode, device).versions)
 
 
-class OnnxBackend(Backend):
+class OnnxBackend(HostArrays):
     """Every operation of a cache as sessions on the caller's memory."""
 
     #: Query rows of a KV head up to which folding scales into them is less work than decoding the history.
@@ -62,41 +63,13 @@ class OnnxBackend(Backend):
 
     def adopt(self, x: Any, what: str) -> np.ndarray:
         """A view, or a contiguous copy of a call's rows; stored history is never copied."""
-        return np.ascontiguousarray(as_numpy(x, what, self.name))
-
-    def give(self, a: np.ndarray, like: Any) -> Any:
-        return from_numpy(a, like)
+        return np.ascontiguousarray(super().adopt(x, what))
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """A zero-filled array; slabs of pages, which are bytes, lie together."""
         if dtype == "uint8" and len(shape) == 3:
             return self._arena.zeros(math.prod(shape), shape[2]).reshape(shape)
-        return np.zeros(shape, np_dtype(dtype))
-
-    def to_host(self, a: np.ndarray) -> np.ndarray:
-        return a
-
-    def from_host(self, a: np.ndarray) -> np.ndarray:
-        return a.copy()
-
-    def gather(self, a: np.ndarray, index: list[int]) -> np.ndarray:
-        return a[index]
-
-    def page_views(self, raw: np.ndarray, form: PageFormat) -> dict[str, np.ndarray]:
-        return {
-            name: raw[..., f.offset : f.offset + f.bytes].view(np_dtype(f.dtype)).reshape(*raw.shape[:2], *f.shape)
-            for name, f in form.fields.items()
-        }
-
-    def copy_page(self, pool: PagePool, source: int, target: int) -> None:
-        (from_slab, i), (to_slab, j) = pool.where(source), pool.where(target)
-        pool.raw[to_slab][j] = pool.raw[from_slab][i]
-
-    def first_bad(self, x: np.ndarray, counts: np.ndarray, lowest: float) -> tuple[int, int, int, int] | None:
-        real = np.arange(x.shape[2]) < counts[:, None]
-        bad = (~np.isfinite(x) | (x.astype(np.float32) < lowest)) & real[:, None, :, None]
-        found = np.argwhere(bad)
-        return tuple(int(i) for i in found[0]) if len(found) else None  # type: ignore[return-value]
+        return super().zeros(shape, dtype)
 
     # whole tensors
 

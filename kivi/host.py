@@ -1,0 +1,50 @@
+"""Arrays in host memory, for backends whose kernels run there: NumPy arrays, and torch tensors on the CPU as views of theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kivi.arrays import as_numpy, from_numpy
+from kivi.backend import Backend
+from kivi.dtypes import np_dtype
+from kivi.pool import PageFormat, PagePool
+
+
+class HostArrays(Backend):
+    """The array plumbing of `Backend` in NumPy."""
+
+    def adopt(self, x: Any, what: str) -> np.ndarray:
+        return as_numpy(x, what, self.name)
+
+    def give(self, a: np.ndarray, like: Any) -> Any:
+        return from_numpy(a, like)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return np.zeros(shape, np_dtype(dtype))
+
+    def to_host(self, a: np.ndarray) -> np.ndarray:
+        return a
+
+    def from_host(self, a: np.ndarray) -> np.ndarray:
+        return a.copy()
+
+    def gather(self, a: np.ndarray, index: list[int]) -> np.ndarray:
+        return a[index]
+
+    def page_views(self, raw: np.ndarray, form: PageFormat) -> dict[str, np.ndarray]:
+        return {
+            name: raw[..., f.offset : f.offset + f.bytes].view(np_dtype(f.dtype)).reshape(*raw.shape[:2], *f.shape)
+            for name, f in form.fields.items()
+        }
+
+    def copy_page(self, pool: PagePool, source: int, target: int) -> None:
+        (from_slab, i), (to_slab, j) = pool.where(source), pool.where(target)
+        pool.raw[to_slab][j] = pool.raw[from_slab][i]
+
+    def first_bad(self, x: np.ndarray, counts: np.ndarray, lowest: float) -> tuple[int, int, int, int] | None:
+        real = np.arange(x.shape[2]) < counts[:, None]
+        bad = (~np.isfinite(x) | (x.astype(np.float32) < lowest)) & real[:, None, :, None]
+        found = np.argwhere(bad)
+        return tuple(int(i) for i in found[0]) if len(found) else None  # type: ignore[return-value]
