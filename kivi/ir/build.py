@@ -207,7 +207,7 @@ class Pointer:
 
 
 def kernel(name: str, arguments: dict[str, Attribute], body: Callable[..., None]) -> ModuleOp:
-    """A module with one kernel, not verified: who prints it does that. `body` is called with a `Pointer` or `Tile` for each argument, by name."""
+    """A module with one kernel, not verified: who prints it does that. `body` gets a `Pointer` or `Tile` for each argument, by name."""
     kinds = list(arguments.values())
     block = Block(arg_types=kinds)
     wrapped: dict[str, Any] = {}
