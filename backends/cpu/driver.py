@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import llvmlite
 import numpy as np
 
+from kivi import arena
 from kivi.backend import Backend, Manifest, Probe, Reading
 from kivi.backends.cpu import compile as compiler
-from kivi.backends.cpu.arena import Arena
 from kivi.backends.cpu.kernels import FINITE, CpuLibrary, library
 from kivi.backends.cpu.recording import Recording, Written
 from kivi.errors import KiviError
@@ -54,7 +54,7 @@ class CpuBackend(HostBackend):
 
     def __init__(self, manifest: Manifest, mode: str, device: str, versions: dict[str, str]) -> None:
         super().__init__(manifest, mode, device, versions, library(compiler.machine(os.environ.get(TARGET))))
-        self._arena = Arena()
+        self._arena = arena.Arena()
         self._tables: WeakKeyDictionary[PagePool, tuple[Any, np.ndarray]] = WeakKeyDictionary()
 
     @property
@@ -70,7 +70,7 @@ class CpuBackend(HostBackend):
         """As in `HostBackend`; slabs of pages, which are bytes, lie together."""
         if dtype == "uint8" and len(shape) == 3:
             return self._arena.zeros(math.prod(shape)).reshape(shape)
-        return super().zeros(shape, dtype)
+        return arena.zeros(shape, dtype)
 
     def schedules(self, form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:
         return schedules(form, q_heads, rows)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from kivi import arena
 from kivi.arrays import as_numpy, from_numpy
 from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, overflow_error
-from kivi.backends.onnxruntime.arena import Arena
 from kivi.backends.onnxruntime.blocks import blocks, joined_shape
 from kivi.backends.onnxruntime.kernels import CPU, Session, library
 from kivi.backends.onnxruntime.operators import wrong_operators
@@ -53,7 +53,7 @@ class OnnxBackend(HostArrays):
     def __init__(self, manifest: Manifest, mode: str, device: str, versions: dict[str, str]) -> None:
         super().__init__(manifest, mode, device, versions)
         self.library = library(CPU)
-        self._arena = Arena()
+        self._arena = arena.Arena()
 
     @property
     def kernel(self) -> str:
@@ -69,7 +69,7 @@ class OnnxBackend(HostArrays):
         """A zero-filled array; slabs of pages, which are bytes, lie together."""
         if dtype == "uint8" and len(shape) == 3:
             return self._arena.zeros(math.prod(shape), shape[2]).reshape(shape)
-        return super().zeros(shape, dtype)
+        return arena.zeros(shape, dtype)
 
     # whole tensors
 

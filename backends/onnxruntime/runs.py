@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kivi.arena import region_of
 from kivi.backend import Reading
-from kivi.backends.onnxruntime.arena import region_of
 from kivi.dtypes import np_dtype
 from kivi.pool import PageFormat, PagePool
 

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import MutableMapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -68,12 +70,13 @@ class KiviCache(Cache):
         plan, layers = plan_layers(config)
         self.layer_plan = tuple(plan)
         options = {"backend": backend, "mode": mode, "device": device, "max_tokens": max_tokens}
+        chosen: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()  # backends by shape; no copy of the cache copies them
         if any(item.store == "kivi" for item in plan):
             _check_backend(self.spec, config.get_text_config(decoder=True), options)
         self.padding = LeftPadding()
         for item in plan:
             if item.store == "kivi":
-                layers[item.layer] = KiviLayer(self.spec, item.layer, self.padding, options)
+                layers[item.layer] = KiviLayer(self.spec, item.layer, self.padding, options, chosen)
         super().__init__(layers=layers)
         _say_full_precision(config, plan)
 
@@ -95,12 +98,13 @@ class KiviCache(Cache):
 
     def to(self, backend: Any, mode: str | None = None, device: Any = "auto") -> KiviCache:
         """Move every kivi layer to another backend, and serve later sequences there. All layers or none. Returns self."""
-        moved = []
+        moved, target = [], (backend, mode, device)
         try:
             for cache in self.kv.values():
                 before = cache.backend
-                cache.to(backend, mode, device)
+                cache.to(*target)
                 moved.append((cache, before))
+                target = (cache.backend, None, "auto")  # one for all
         except BaseException:
             for cache, before in moved:
                 cache.to(before)
@@ -178,9 +182,11 @@ class KiviLayer(CacheLayerMixin):
     supports_early_init = False
     kv: Any
 
-    def __init__(self, spec: Any, index: int, padding: LeftPadding, options: dict[str, Any]) -> None:
+    def __init__(
+        self, spec: Any, index: int, padding: LeftPadding, options: dict[str, Any], chosen: MutableMapping[tuple[Any, ...], Any]
+    ) -> None:
         super().__init__()
-        self.spec, self.index, self.padding, self.options = spec, index, padding, options
+        self.spec, self.index, self.padding, self.options, self._chosen = spec, index, padding, options, chosen
         self.kv = None
         self._shape: dict[str, Any] = {}
         self.width = 0  # slots seen, padding included: what transformers calls the sequence length
@@ -270,7 +276,11 @@ class KiviLayer(CacheLayerMixin):
             options = dict(self.options)
             if isinstance(options["backend"], str) and matches(str(query.device), str(options["device"])):
                 options["device"] = str(query.device)  # where this layer runs, not where a backend would like to
+            named = (batch, *shape.values(), *(str(options[name]) for name in ("backend", "mode", "device")))
+            if isinstance(options["backend"], str) and named in self._chosen:  # layers that are alike share one backend, and its memory
+                options |= {"backend": self._chosen[named], "mode": None, "device": "auto"}
             self.kv, self._shape, self.is_initialized = kivi.KVCache(self.spec, batch=batch, **shape, **options), shape, True
+            self._chosen[named] = self.kv.backend
         elif shape != self._shape:
             wrong = ", ".join(f"{k} was {self._shape[k]} and is now {v}" for k, v in shape.items() if v != self._shape[k])
             raise IntegrationError(f"layer {self.index}: {wrong}; a cache serves one model, so make a new KiviCache for another")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import kivi
-from kivi.backends.onnxruntime import arena, driver, kernels, planes, runs
+from kivi import arena
+from kivi.backends.onnxruntime import driver, kernels, planes, runs
 from kivi.conformance import bounds, model, oracle
 from kivi.errors import InputError
 
