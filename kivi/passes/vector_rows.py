@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kivi.dtypes import np_dtype
 from kivi.ir.build import TYPES
 from kivi.ir.tile import PtrType
 from kivi.ir.vector_build import Pointer, Vector, constant, index, kernel, loop, program_id, where
@@ -43,6 +44,7 @@ def finite_kernel(dtype: str, channels: int, target: Target) -> Kernel:
 
 def keep_rows_kernel(dtype: str, heads: int, channels: int, target: Target) -> Kernel:
     """Rows into the target window, with the arguments and results of `kivi.passes.append.keep_rows_kernel`; copied as they are."""
+    lanes = target.lanes * 4 // np_dtype(dtype).itemsize  # of a register
 
     def body(**g) -> None:
         program = program_id(0).to(i64)
@@ -63,10 +65,10 @@ def keep_rows_kernel(dtype: str, heads: int, channels: int, target: Target) -> K
                 g["target"].store(target_row + c, source.load(first + c, width))
                 return []
 
-            full = channels - channels % target.lanes
+            full = channels - channels % lanes
             if full:
-                loop(0, full, [], lambda c: some(c, target.lanes), step=target.lanes)
-            for at, width in pieces(channels, target.lanes):
+                loop(0, full, [], lambda c: some(c, lanes), step=lanes)
+            for at, width in pieces(channels, lanes):
                 some(index(at), width)
             return []
 

@@ -58,6 +58,25 @@ def test_a_decode_step_allocates_no_history(filled):
     assert filled(16384).memory()["formula"] > 20 * limit
 
 
+def test_a_decode_step_writes_as_much_to_a_long_history_as_to_a_short_one(filled):
+    """Report 34 again, by what changes: of the pages the words, scales and origins of one value row, of the windows one row each."""
+    row = 2 * 64  # elements of all heads
+    changed = []
+    for tokens in (512, 4096):
+        cache = filled(tokens)
+        for seed in (2, 3):
+            windows = [cache._state.windows.key, cache._state.windows.value]
+            before = [a.copy() for a in (*cache.pool.raw, *windows)]
+            cache.attend(*rows(np.random.default_rng(seed), 1))
+            after = [*cache.pool.raw, cache._state.windows.key, cache._state.windows.value]
+            counts = [int((a.view(np.uint8) != b.view(np.uint8)).sum()) for a, b in zip(after, before, strict=True)]
+            changed.append((sum(counts[:-2]), *counts[-2:]))
+    for pages, keys, values in changed:
+        assert 0 < pages <= row * 4 + row // 32 * 2 * 2  # a word a channel, two float16 numbers a group
+        assert 0 < keys <= row * 4
+        assert 0 < values <= row * 4
+
+
 def test_a_prefill_peaks_by_its_chunk_and_not_by_the_history(filled):
     """Report 33: quantized attention materialised all scores, a chunk times the history. Here a chunk of n tokens peaks at the output and
     two partial results in float32, at most four times the bytes of its queries, and their maxima and sums."""

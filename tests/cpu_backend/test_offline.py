@@ -12,7 +12,7 @@ from kivi.errors import InputError
 from kivi.geometry import geometry
 from kivi.passes.vector_target import TARGETS
 
-REGISTERS = {"x86-64-v4": r"%zmm\d+", "x86-64-v3": r"%ymm\d+", "x86-64": r"%xmm\d+", "aarch64": r"\bv\d+\.4s"}
+REGISTERS = {"x86-64-v4": r"%zmm\d+", "x86-64-v3": r"%ymm\d+", "x86-64": r"%xmm\d+", "aarch64": r"\b(v\d+\.4s|q\d+)\b"}
 FUSED = r"\bv?f(n?m(add|sub)|ml[as])"
 
 
