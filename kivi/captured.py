@@ -164,8 +164,8 @@ class CapturedStep:
         def append() -> None:
             for i, (which, chunk, source, _) in enumerate(sides):
                 most = spec.key.residual if which == "key" else 1
-                flag = be.seal_metadata(pool, which, self._jobs[which], most, source, chunk)
-                be.seal_words(pool, which, self._jobs[which], most, source, chunk)
+                flag, flat = be.seal_metadata(pool, which, self._jobs[which], most, source, chunk)
+                be.seal_words(pool, which, self._jobs[which], most, source, chunk, flat)
                 be.write(self._row[3 + i], be.total(flag))
             for which, chunk, source, target in sides:
                 be.keep_rows(self._keep[which], 1 if target is source else int(target.shape[2]), chunk, source, target)

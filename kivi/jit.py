@@ -7,9 +7,13 @@ renamed into place, so readers and writers of several processes need no lock; on
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import logging
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -49,7 +53,21 @@ def cache_folder() -> Path:
     named = os.environ.get("KIVI_CACHE_DIR")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kivi"
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if caches:
+        return Path(caches) / "kivi"
+    try:
+        return Path.home() / ".cache" / "kivi"
+    except RuntimeError:  # a user without a home
+        return _own_folder()
+
+
+@cache
+def _own_folder() -> Path:
+    """A folder of this process alone, for a user without a home or a cache folder that cannot be written."""
+    folder = Path(tempfile.mkdtemp(prefix="kivi-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @cache
@@ -75,14 +93,47 @@ def generated(key: Mapping[str, Any], build: Callable[[], Generated], suffix: st
     folder = cache_folder() / str(key["backend"])
     entry, source = folder / f"{name}.json", folder / f"k{name[:24]}{suffix}"
     found = _read(entry, text)
+    body = None
     if found is None:
         found = build()
-        folder.mkdir(parents=True, exist_ok=True)
-        body = json.dumps({"key": text, "entry": asdict(found)})  # the order of the signature is that of the arguments
-        _write(entry, json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}))
-    if not source.is_file() or source.read_text("utf-8") != found.source:
-        _write(source, found.source)
+        written = json.dumps({"key": text, "entry": asdict(found)})  # the order of the signature is that of the arguments
+        body = json.dumps({"sha256": hashlib.sha256(written.encode()).hexdigest(), "body": written})
+    if body is not None or not _holds(source, found.source):
+        place = writable(folder)
+        source = place / source.name
+        if body is not None:
+            _write(place / entry.name, body)
+        if not _holds(source, found.source):
+            _write(source, found.source)
     return found, source
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text("utf-8") == text
+
+
+def writable(folder: Path) -> Path:
+    """A folder that can be written: this one, made if there is none, or with a warning one of this process alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+        why = "no permission"
+    except OSError as error:
+        why = str(error)
+    _say_unwritable(folder, why)
+    own = _own_folder() / folder.name
+    own.mkdir(exist_ok=True)
+    return own
+
+
+@cache
+def _say_unwritable(folder: Path, why: str) -> None:
+    logging.getLogger("kivi").warning(
+        "what is generated is not kept: %s cannot be written (%s); set KIVI_CACHE_DIR to a folder that can be",
+        folder,
+        why,
+    )
 
 
 def _read(path: Path, key: str) -> Generated | None:

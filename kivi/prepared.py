@@ -36,7 +36,8 @@ class PreparedStep:
         Raises what `kivi.checks.inputs` and `Backend.adopt` raise.
         """
         state, be = cache._state, cache.backend
-        looks = [(type(x), getattr(x, "dtype", None), getattr(x, "shape", None), getattr(x, "device", None)) for x in (q, k, v)]
+        looks: list[Any] = [cache.batch]  # another one after `select` or `repeat`
+        looks += [(type(x), getattr(x, "dtype", None), getattr(x, "shape", None), getattr(x, "device", None)) for x in (q, k, v)]
         if looks != self._looks:
             if checks.inputs(q, k, v, cache.geometry, cache.batch) != 1:
                 return None
@@ -58,8 +59,8 @@ class PreparedStep:
             clamped += int(flag.sum())
         tokens, value_sealed = state.tokens + 1, state.value_sealed + self._seals
         after = State(tokens, state.pending, state.key_sealed, value_sealed, state.pages, state.table, state.windows, clamped)
+        self._left -= 1  # first: an interrupt between the two may cost a preparation, not a step too many
         cache._current = self._state = after
-        self._left -= 1
         return out
 
     def _begin(self, cache: KVCache, state: State) -> bool:
@@ -128,6 +129,7 @@ class PreparedStep:
         self._out = be.empty((batch, g.q_heads, 1, g.value_head_dim), g.dtype)
         flags: dict[str, list[Any]] = {"outside": [], "exceeded": []}
         parts: list[Any] = []
+        flat: list[Any] = [None]
 
         def look(at: Any) -> None:
             if cache.spec.nonfinite == "reject":
@@ -140,10 +142,11 @@ class PreparedStep:
             at.merge(tuple(parts), self._counts, self._out)
 
         def seal(at: Any) -> None:
-            flags["exceeded"] = [at.seal_metadata(pool, "value", self._jobs, 1, windows.value, v)]
+            exceeded, flat[0] = at.seal_metadata(pool, "value", self._jobs, 1, windows.value, v)
+            flags["exceeded"] = [exceeded]
 
         def words(at: Any) -> None:
-            at.seal_words(pool, "value", self._jobs, 1, windows.value, v)
+            at.seal_words(pool, "value", self._jobs, 1, windows.value, v, flat[0])
 
         def keep(at: Any) -> None:
             for which, chunk, window in (("key", k, windows.key), ("value", v, windows.value)):

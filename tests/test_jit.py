@@ -89,3 +89,26 @@ def test_the_folder_is_read_at_call_time(monkeypatch, tmp_path):
     assert jit.cache_folder() == tmp_path / "kivi"
     monkeypatch.setenv("KIVI_CACHE_DIR", str(tmp_path / "x"))
     assert jit.cache_folder() == tmp_path / "x"
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch, tmp_path, caplog):
+    """Kernels are made all the same, and a warning says where they are not kept."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KIVI_CACHE_DIR", str(tmp_path / "file" / "below"))
+    jit._say_unwritable.cache_clear()
+    for _ in range(2):
+        made, source = jit.generated(KEY, lambda: GENERATED)
+        assert made == GENERATED
+        assert source.read_text("utf-8") == GENERATED.source
+    assert [r.message for r in caplog.records if "KIVI_CACHE_DIR" in r.message] != []
+    assert len(caplog.records) == 1
+
+
+def test_a_user_without_a_home(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("KIVI_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(jit.Path, "home", staticmethod(no_home))
+    assert jit.cache_folder().is_dir()

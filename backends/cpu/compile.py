@@ -109,7 +109,7 @@ def object_code(text: str, m: Machine) -> bytes:
     except OSError:
         pass
     code = target_machine(m).emit_object(optimized(text, m))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = jit.writable(path.parent) / path.name
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.part")
     try:
         beside.write_bytes(hashlib.sha256(code).digest() + code)

@@ -117,18 +117,18 @@ class CpuBackend(HostBackend):
         blocks = -(-rows // queries_of_program(rows, q_heads // form.kv_heads))
         return min(super().shares_of(form, q, closed), -(-PROGRAMS // (batch * form.kv_heads * blocks)))
 
-    def seal_metadata(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> np.ndarray:
+    def seal_metadata(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> tuple[Any, Any]:
         if not in_one(pool.format, which):
             return super().seal_metadata(pool, which, jobs, count, window, chunk)
         loaded, values, given = self._sealing("seal", pool, which, jobs, count, window, chunk)
         programs = loaded.generated.programs({**values, "most": pool.format.tokens})
         flag = np.empty(math.prod(programs), np.int32)
         self._launch(loaded, programs, {**given, "flag": flag})
-        return flag
+        return flag, None
 
-    def seal_words(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> None:
+    def seal_words(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any, flat: Any) -> None:
         if not in_one(pool.format, which):  # else the words are written already
-            super().seal_words(pool, which, jobs, count, window, chunk)
+            super().seal_words(pool, which, jobs, count, window, chunk, flat)
 
     def launch(self, loaded: Loaded, programs: tuple[int, ...], arguments: list[Any]) -> None:
         loaded.launch(programs, arguments)

@@ -17,7 +17,8 @@ def cached(suffix: str, decides: object, build: Callable[[Path], None]) -> Path:
     folder = jit.cache_folder() / "cupy"
     path = folder / f"{digest}{suffix}"
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = jit.writable(folder)
+        path = folder / path.name
         part = folder / f".{digest}.{uuid.uuid4().hex}.part"
         try:
             build(part)

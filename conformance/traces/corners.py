@@ -48,6 +48,18 @@ def cases() -> list[Case]:
     steps.add(
         "row-bits.half", "floating rows keep -0 and fp16 subnormals", Attend(5, pokes=half), Attend(13), Attend(), geometry=Geometry()
     )
+    flat = tuple(Poke("k", 0, 0, i, 2, 4097.9) for i in range(16)) + tuple(Poke("v", 0, 0, i, 32, -4098.1) for i in range(0, 20, 3))
+    for dtype, metadata in (("float32", "float16"), ("float32", "bfloat16"), ("float16", "bfloat16")):
+        steps.add(
+            f"large-constants.{dtype}.{metadata}",
+            "constant groups, one of a single channel, whose origins round below them by more than half of the scale 1",
+            Attend(20, pokes=flat),
+            *decode(3),
+            Attend(14),
+            geometry=Geometry(head_dim=20, value_head_dim=33, dtype=dtype),
+            key__metadata=metadata,
+            value__metadata=metadata,
+        )
     strain = Streams("corners", "attention")
     huge = tuple(Poke("v", 0, 0, token, 3, 6e4) for token in range(8))
     about = "a sum of values overflows fp16, their average does not"

@@ -25,6 +25,7 @@ from kivi.ir.xdsl import (
     SSAValue,
     arith,
     bf16,
+    binary,
     f16,
     f32,
     func,
@@ -36,6 +37,7 @@ from kivi.ir.xdsl import (
     math,
     scf,
 )
+from kivi.ir.xdsl import constant as literal
 
 TYPES: dict[str, Attribute] = {
     "float16": f16,
@@ -288,12 +290,12 @@ def _index(value: int) -> IntegerAttr:
 def _constant(value: Any, element: Attribute) -> Tile:
     if isinstance(value, Tile):
         return value
-    attribute: Attribute
+    attribute: IntegerAttr | FloatAttr
     if isinstance(element, IntegerType):
         attribute = IntegerAttr(int(value), element)
     else:
         attribute = FloatAttr(float(value), element)  # type: ignore[call-overload]  # any float type
-    return Tile(arith.ConstantOp(attribute, element).result)
+    return Tile(literal(attribute, element))
 
 
 def _pair(a: Tile, b: Any) -> tuple[Tile, Tile]:
@@ -318,7 +320,7 @@ def _binary(a: Tile, b: Any, integer: Any, floating: Any) -> Tile:
     op = integer if left.is_integer else floating
     if op is None:
         raise TypeError(f"this operator is not defined for {left.element}")
-    return Tile(op(left.value, right.value).results[0])
+    return Tile(binary(op, left.value, right.value))
 
 
 def _compare(a: Tile, b: Any, integer: Predicate, floating: Predicate) -> Tile:

@@ -25,6 +25,7 @@ from kivi.ir.xdsl import (
     Region,
     SSAValue,
     arith,
+    binary,
     func,
     i1,
     i32,
@@ -32,6 +33,7 @@ from kivi.ir.xdsl import (
     math,
     scf,
 )
+from kivi.ir.xdsl import constant as literal
 
 
 class Vector:
@@ -207,12 +209,12 @@ def iota(lanes: int, element: Attribute = i32) -> Vector:
 
 
 def constant(value: float, element: Attribute, lanes: int = 0) -> Vector:
-    attribute: Attribute
+    attribute: IntegerAttr | FloatAttr
     if isinstance(element, IntegerType):
         attribute = IntegerAttr(int(value), element)
     else:
         attribute = FloatAttr(float(value), element)  # type: ignore[call-overload]  # any float type
-    return Vector(arith.ConstantOp(attribute, element).result).spread(lanes)
+    return Vector(literal(attribute, element)).spread(lanes)
 
 
 def index(value: Any) -> Vector:
@@ -285,7 +287,7 @@ def _binary(a: Vector, b: Any, integer: Any, floating: Any) -> Vector:
     op = integer if left.is_integer else floating
     if op is None:
         raise TypeError(f"this operator is not defined for {left.element}")
-    return Vector(op(left.value, right.value).results[0])
+    return Vector(binary(op, left.value, right.value))
 
 
 def _create(op: Any, operands: Sequence[SSAValue], kind: Attribute, **properties: Attribute) -> SSAValue:

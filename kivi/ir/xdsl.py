@@ -95,3 +95,22 @@ def parse(text: str, *dialects: Dialect) -> ModuleOp:
     module = Parser(context(*dialects), text).parse_module()
     module.verify()
     return module
+
+
+_properties: dict[type[Operation], dict[str, Attribute]] = {}
+
+
+def binary(op: type[Operation], left: SSAValue, right: SSAValue) -> SSAValue:
+    """`op(left, right)` of `arith`, whose result has the type of its operands. Constructors of xDSL look at everything that an operation
+    could be given, which costs more than the rest of a lowering; so each runs once, for the properties that it gives."""
+    known = _properties.get(op)
+    if known is None:
+        made = op(left, right)  # type: ignore[call-arg]
+        _properties[op] = dict(made.properties)
+        return made.results[0]
+    return op.create(operands=(left, right), result_types=(left.type,), properties=known.copy()).results[0]
+
+
+def constant(value: IntegerAttr | FloatAttr, kind: Attribute) -> SSAValue:
+    """A scalar constant."""
+    return arith.ConstantOp.create(result_types=(kind,), properties={"value": value}).results[0]

@@ -127,6 +127,7 @@ class KernelBackend(Backend):
             loaded = self.library.get(Request(f"{which}.metadata", spec, layout, dtype, channels, options))
             programs = loaded.generated.programs(values)
             flag = self.zeros((int(np.prod(programs)),), "int32")
+            strided["flat"] = self.empty((batch * heads * rows * groups,), "uint8")
             self._launch(loaded, programs, {**strided, "flag": flag, "blocks": programs[1]})
             if spec.overflow == "reject" and self.to_host(flag).any():
                 raise overflow_error(f"{which} tensor", which, *_extremes(self.to_host(x)), spec, metadata)
@@ -197,12 +198,12 @@ class KernelBackend(Backend):
     def _seal(self, pool: PagePool, step: Append, which: str, seals: list[Seal], window: Any, chunk: Any) -> int:
         form = pool.format
         jobs = self.from_host(self.jobs(pool, seals, step.stored))
-        flag = self.seal_metadata(pool, which, jobs, max(s.count for s in seals), window, chunk)
+        flag, flat = self.seal_metadata(pool, which, jobs, max(s.count for s in seals), window, chunk)
         exceeded = self.to_host(flag)
         if form.spec.overflow == "reject" and exceeded.any():
             bad = seals[int(np.flatnonzero(exceeded.reshape(len(seals), -1).any(1))[0])]
             raise self.overflow(pool, which, f"request {bad.request}, tokens {bad.first} to {bad.first + bad.count - 1}", window, chunk)
-        self.seal_words(pool, which, jobs, max(s.count for s in seals), window, chunk)
+        self.seal_words(pool, which, jobs, max(s.count for s in seals), window, chunk, flat)
         return int(exceeded.sum()) if form.spec.overflow == "saturate" else 0
 
     def attend(self, reading: Reading, q: Any, k: Any, v: Any) -> Any:
@@ -220,18 +221,20 @@ class KernelBackend(Backend):
 
     # its launches, on numbers that lie on the device
 
-    def seal_metadata(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> Any:
-        """Scales and origins of `jobs`, of at most `count` rows each. Returns what each program could not represent, int32 [jobs, ...]."""
+    def seal_metadata(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> tuple[Any, Any]:
+        """Scales and origins of `jobs`, of at most `count` rows each. Returns what each program could not represent, int32 [jobs, ...], and
+        which groups are flat, for `seal_words`."""
         loaded, values, given = self._sealing("seal_metadata", pool, which, jobs, count, window, chunk)
         programs = loaded.generated.programs(values)
         flag = self.zeros((int(np.prod(programs)),), "int32")
-        self._launch(loaded, programs, {**given, "flag": flag, "blocks": programs[1]})
-        return flag
+        flat = self.empty((len(jobs) * pool.format.kv_heads * _groups(pool.format, which),), "uint8")
+        self._launch(loaded, programs, {**given, "flat": flat, "flag": flag, "blocks": programs[1]})
+        return flag, flat
 
-    def seal_words(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> None:
-        """Words of `jobs`, whose scales and origins are in their pages."""
+    def seal_words(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any, flat: Any) -> None:
+        """Words of `jobs`, whose scales and origins are in their pages; `flat` as `seal_metadata` returned it."""
         loaded, values, given = self._sealing("seal_words", pool, which, jobs, count, window, chunk)
-        self._launch(loaded, loaded.generated.programs(values), given)
+        self._launch(loaded, loaded.generated.programs(values), {**given, "flat": flat})
 
     def _sealing(self, entry: str, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> tuple[Loaded, dict, dict]:
         form = pool.format
@@ -392,6 +395,13 @@ def _closed_pages(reading: Reading) -> np.ndarray:
 
 def _extent(name: str, words: Any) -> dict[str, Any]:
     return {name: words, "row": int(words.shape[3]), "total": int(words.shape[2] * words.shape[3])}
+
+
+def _groups(form: PageFormat, which: str) -> int:
+    """Groups of one head of a page."""
+    if which == "key":
+        return form.tokens // form.spec.key.group * form.head_dim
+    return form.tokens * -(-form.value_head_dim // form.spec.value.group)
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ request. One program owns one (job, head) and one block of groups or words.
 from __future__ import annotations
 
 from kivi.ir.build import Tile, indices, kernel, pointer, program_id, where
-from kivi.ir.xdsl import i32, i64
+from kivi.ir.xdsl import i8, i32, i64
 from kivi.passes import numbers
 from kivi.passes.address import code_of, units
 from kivi.passes.numbers import Numbers, float_pointer
@@ -40,7 +40,8 @@ class Job:
 
 
 def seal_metadata_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
-    """Scales and origins of all jobs. flag [programs] counts numbers that exceed the metadata dtype."""
+    """Scales and origins of all jobs, and in `flat` [jobs * heads, groups of a page] which groups are flat. flag [programs] counts numbers
+    that exceed the metadata dtype."""
     n = _numbers(which, form, dtype)
     channels = form.head_dim if which == "key" else form.value_head_dim
     width = power(n.group)
@@ -54,20 +55,22 @@ def seal_metadata_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
         outer = program_id(1) * rows + indices(rows, 0, 2)
         if which == "key":
             lane = program_id(2) * lanes + indices(lanes, 1, 2)
-            s, o, over, mask = key_metadata(job.source, job.extent, n, outer, lane)
+            s, o, over, plain, mask = key_metadata(job.source, job.extent, n, outer, lane)
             at = (outer * channels + lane).to(i64)
         else:
             outer = job.extent.first + outer
             lane = indices(lanes, 1, 2)
-            s, o, over, mask = value_metadata(job.source, job.extent, n, outer, lane)
+            s, o, over, plain, mask = value_metadata(job.source, job.extent, n, outer, lane)
             at = (outer * per_row + lane).to(i64)
         for name, x in (("scale", s), ("origin", o)):
             job.pages.store_metadata(which, job.pages.base(job.record, f"{which}.{name}") + at, x, mask)
+        given["flat"].store(_flat_base(which, form, n) + at, where(plain, 1, over * 0).to(i8), mask)
         hit = where(mask, over, 0).reduce("add", 0).reduce("add", 1)
         number = (program_id(0) * given["blocks"] + program_id(1)) * (-(-channels // lanes) if which == "key" else 1) + program_id(2)
         given["flag"].store(number.spread((1, 1)), hit)
 
-    arguments = {"jobs": pointer(i64), **Pages.arguments(form), **Rows.arguments("x", dtype), "flag": pointer(i32), "blocks": i32}
+    arguments = {"jobs": pointer(i64), **Pages.arguments(form), **Rows.arguments("x", dtype)}
+    arguments |= {"flat": pointer(i8), "flag": pointer(i32), "blocks": i32}
     name = f"{which}_seal_metadata"
     grid = [
         [("jobs", 1), ("heads", 1)],
@@ -78,7 +81,8 @@ def seal_metadata_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
 
 
 def seal_words_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
-    """Words of all jobs, given scales and origins in their pages. Words that other rows share keep those rows' bits."""
+    """Words of all jobs, given scales and origins in their pages, and which groups are flat. Words that other rows share keep those rows'
+    bits."""
     n = _numbers(which, form, dtype)
     arrangement = form.key if which == "key" else form.value
     block = max(1, min(power(units(arrangement)), ELEMENTS // 4 // arrangement.unit))
@@ -89,12 +93,13 @@ def seal_words_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
         job = Job(which, form, dtype, given)
 
         def code(token: Tile, channel: Tile, mask: Tile) -> Tile:
-            at = (token // n.group) * arrangement.channels + channel if which == "key" else token * per_row + channel // n.group
+            at = ((token // n.group) * arrangement.channels + channel if which == "key" else token * per_row + channel // n.group).to(i64)
             s, o = (
-                job.pages.load_metadata(which, job.pages.base(job.record, f"{which}.{name}") + at.to(i64), mask, other)
+                job.pages.load_metadata(which, job.pages.base(job.record, f"{which}.{name}") + at, mask, other)
                 for name, other in (("scale", 1.0), ("origin", 0.0))
             )
-            return numbers.codes(job.source(token, channel, mask), s, o, n)
+            flat = given["flat"].load(_flat_base(which, form, n) + at, mask).to(i32) > 0
+            return numbers.codes(job.source(token, channel, mask), s, o, flat, n)
 
         unit = program_id(1) * block + indices(block, 0, 2)
         words, keep, major, minor = pack_units(arrangement, unit, code, job.extent)
@@ -104,7 +109,7 @@ def seal_words_kernel(which: str, form: PageFormat, dtype: str) -> Kernel:
         offsets = [base + o.to(i64) for o in word_offsets(arrangement, major, minor, row)]
         store_words(job.pages.words, offsets, words, keep, mask, partial=True)
 
-    arguments = {"jobs": pointer(i64), **Pages.arguments(form), **Rows.arguments("x", dtype)}
+    arguments = {"jobs": pointer(i64), **Pages.arguments(form), **Rows.arguments("x", dtype), "flat": pointer(i8)}
     name = f"{which}_seal_words"
     return Kernel(name, kernel(name, arguments, body), [[("jobs", 1), ("heads", 1)], [("units", block)]], list(arguments))
 
@@ -140,6 +145,12 @@ def keep_rows_kernel(dtype: str, heads: int, channels: int) -> Kernel:
     name = "keep_rows"
     grid = [[("batch", 1), ("heads", 1)], [("count", rows)], [("channels", lanes)]]
     return Kernel(name, kernel(name, arguments, body), grid, list(arguments))
+
+
+def _flat_base(which: str, form: PageFormat, n: Numbers) -> Tile:
+    """Where the groups of this program's job and head begin in `flat`."""
+    groups = (form.tokens // n.group) * form.head_dim if which == "key" else form.tokens * -(-form.value_head_dim // n.group)
+    return program_id(0).to(i64) * groups
 
 
 def _numbers(which: str, form: PageFormat, dtype: str) -> Numbers:

@@ -79,11 +79,12 @@ def is_finite(x: Tile) -> Tile:
     return (x.bits(i32) & 0x7F800000).differs(0x7F800000)
 
 
-def scale_and_origin(low: Tile, high: Tile, bad: Tile, n: Numbers) -> tuple[Tile, Tile, Tile]:
-    """(scale, origin, overflow) of groups with finite extremes `low` and `high`: SPEC 3.2, 3.3, 3.5 to 3.7.
+def scale_and_origin(low: Tile, high: Tile, bad: Tile, n: Numbers) -> tuple[Tile, Tile, Tile, Tile]:
+    """(scale, origin, overflow, flat) of groups with finite extremes `low` and `high`: SPEC 3.2, 3.3, 3.5 to 3.7.
 
     `bad` marks groups that hold NaN or Inf. overflow (i32) counts the numbers of a group that the metadata dtype cannot hold; they
-    are clamped, and under "reject" the caller must refuse the step.
+    are clamped, and under "reject" the caller must refuse the step. flat marks groups whose codes are 0 whatever scale and origin
+    say: those that hold one number, or numbers too close for a scale. Their scale is stored as 1, as that of other groups may be.
     """
     span = high - low
     if n.numerics == "staged":
@@ -94,13 +95,14 @@ def scale_and_origin(low: Tile, high: Tile, bad: Tile, n: Numbers) -> tuple[Tile
     overflow = where(scale > limit, 1, scale.bits(i32) * 0) + where((origin < -most) | (origin > most), 1, scale.bits(i32) * 0)
     scale = scale.minimum(limit)
     origin = origin.maximum(-most).minimum(most)
-    scale = where(scale.equals(0.0) | bad, 1.0, scale)
+    flat = scale.equals(0.0) | bad
+    scale = where(flat, 1.0, scale)
     origin = where(bad, float("nan"), origin)
-    return scale, origin, overflow
+    return scale, origin, overflow, flat
 
 
-def codes(x: Tile, scale: Tile, origin: Tile, n: Numbers) -> Tile:
-    """Codes as i32 of elements x with the stored scale and origin; 0 in a degenerate or bad group."""
+def codes(x: Tile, scale: Tile, origin: Tile, flat: Tile, n: Numbers) -> Tile:
+    """Codes as i32 of elements x with the stored scale and origin; 0 in a flat group, which a bad one is, too."""
     rise = x - origin
     if n.numerics == "staged":
         rise = rounded(rise, n.dtype)
@@ -109,7 +111,7 @@ def codes(x: Tile, scale: Tile, origin: Tile, n: Numbers) -> Tile:
         steps = rounded(steps, n.dtype)
     clamped = steps.maximum(0.0).minimum(float(n.top))
     whole = round_half_even(clamped).to(i32)
-    return where(origin.equals(origin), whole, 0)
+    return where(flat, 0, whole)
 
 
 def round_half_even(x: Tile) -> Tile:

@@ -50,8 +50,8 @@ def group_extremes(x: Tile, mask: Tile, axis: int) -> tuple[Tile, Tile, Tile]:
     return where(empty, 0.0, low), where(empty, 0.0, high), bad
 
 
-def key_metadata(source: Source, extent: Extent, n: Numbers, groups: Tile, channels: Tile) -> tuple[Tile, Tile, Tile, Tile]:
-    """(scale, origin, overflow, mask), [groups, 1, channels] flattened to [groups, channels], of key groups.
+def key_metadata(source: Source, extent: Extent, n: Numbers, groups: Tile, channels: Tile) -> tuple[Tile, Tile, Tile, Tile, Tile]:
+    """(scale, origin, overflow, flat, mask), [groups, 1, channels] flattened to [groups, channels], of key groups.
 
     groups [N, 1] counts groups of a page, channels [1, C].
     """
@@ -63,14 +63,14 @@ def key_metadata(source: Source, extent: Extent, n: Numbers, groups: Tile, chann
     token, channel = token.spread(shape), channel.spread(shape)
     mask = extent.holds(token, channel) & (inner < n.group)
     low, high, bad = group_extremes(source(token, channel, mask), mask, 1)
-    scale, origin, overflow = numbers.scale_and_origin(low, high, bad, n)
-    flat = (shape[0], shape[2])
-    stored = extent.holds((groups * n.group).spread(flat), channels.spread(flat))
-    return scale.reshape(*flat), origin.reshape(*flat), overflow.reshape(*flat), stored
+    found = numbers.scale_and_origin(low, high, bad, n)
+    size = (shape[0], shape[2])
+    scale, origin, overflow, flat = (x.reshape(*size) for x in found)
+    return scale, origin, overflow, flat, extent.holds((groups * n.group).spread(size), channels.spread(size))
 
 
-def value_metadata(source: Source, extent: Extent, n: Numbers, tokens: Tile, groups: Tile) -> tuple[Tile, Tile, Tile, Tile]:
-    """(scale, origin, overflow, mask), [tokens, groups], of value groups. tokens [N, 1], groups [1, M]."""
+def value_metadata(source: Source, extent: Extent, n: Numbers, tokens: Tile, groups: Tile) -> tuple[Tile, Tile, Tile, Tile, Tile]:
+    """(scale, origin, overflow, flat, mask), [tokens, groups], of value groups. tokens [N, 1], groups [1, M]."""
     width = power(n.group)
     inner = indices(width, 2, 3)
     shape = (tokens.shape[0], groups.shape[1], width)
@@ -78,10 +78,10 @@ def value_metadata(source: Source, extent: Extent, n: Numbers, tokens: Tile, gro
     channel = (groups.expand(2) * n.group + inner).spread(shape)
     mask = extent.holds(token, channel) & (inner < n.group)
     low, high, bad = group_extremes(source(token, channel, mask), mask, 2)
-    scale, origin, overflow = numbers.scale_and_origin(low, high, bad, n)
-    flat = shape[:2]
-    stored = extent.holds(tokens.spread(flat), (groups * n.group).spread(flat))
-    return scale.reshape(*flat), origin.reshape(*flat), overflow.reshape(*flat), stored
+    found = numbers.scale_and_origin(low, high, bad, n)
+    size = shape[:2]
+    scale, origin, overflow, flat = (x.reshape(*size) for x in found)
+    return scale, origin, overflow, flat, extent.holds(tokens.spread(size), (groups * n.group).spread(size))
 
 
 def pack_units(

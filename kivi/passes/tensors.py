@@ -53,7 +53,7 @@ def element_offset(heads: Tile, x_batch: Tile, x_head: Tile) -> Tile:
 
 
 def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
-    """Scales and origins of x. flag [programs] counts numbers that exceed the metadata dtype."""
+    """Scales and origins of x, and which groups are flat. flag [programs] counts numbers that exceed the metadata dtype."""
     width = power(n.group)
     lanes = min(power(channels), 64) if which == "key" else power(-(-channels // n.group))
     rows = max(1, ELEMENTS // (width * lanes))
@@ -63,6 +63,7 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
         x: Pointer,
         scale: Pointer,
         origin: Pointer,
+        flat: Pointer,
         flag: Pointer,
         tokens: Tile,
         heads: Tile,
@@ -81,15 +82,16 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
         outer = program_id(1) * rows + indices(rows, 0, 2)
         if which == "key":
             lane = program_id(2) * lanes + indices(lanes, 1, 2)
-            s, o, over, mask = key_metadata(source, extent, n, outer, lane)
+            s, o, over, plain, mask = key_metadata(source, extent, n, outer, lane)
             offset = ((program_id(0) * (tokens // n.group) + outer).to(i64) * channels).spread(s.shape) + lane.to(i64).spread(s.shape)
         else:
             per_row = -(-channels // n.group)
             lane = indices(lanes, 1, 2)
-            s, o, over, mask = value_metadata(source, extent, n, outer, lane)
+            s, o, over, plain, mask = value_metadata(source, extent, n, outer, lane)
             offset = ((program_id(0) * tokens + outer).to(i64) * per_row).spread(s.shape) + lane.to(i64).spread(s.shape)
         numbers.store_float(scale, n.metadata, offset, s, mask)
         numbers.store_float(origin, n.metadata, offset, o, mask)
+        flat.store(offset, where(plain, 1, over * 0).to(i8), mask)
         hit = where(mask, over, 0).reduce("add", 0).reduce("add", 1)
         number = (program_id(0) * blocks + program_id(1)) * (-(-channels // lanes) if which == "key" else 1)
         number = number + program_id(2) if which == "key" else number
@@ -99,6 +101,7 @@ def metadata_kernel(which: str, n: Numbers, channels: int) -> Kernel:
         "x": float_pointer(n.dtype),
         "scale": float_pointer(n.metadata),
         "origin": float_pointer(n.metadata),
+        "flat": pointer(i8),
         "flag": pointer(i32),
         "tokens": i32,
         "heads": i32,
@@ -134,13 +137,14 @@ def store_page(
 
 
 def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
-    """Words of x, given its scales and origins."""
+    """Words of x, given its scales and origins and which groups are flat."""
     block = max(1, min(power(units(arrangement)), ELEMENTS // 4 // arrangement.unit))
 
     def body(
         x: Pointer,
         scale: Pointer,
         origin: Pointer,
+        flat: Pointer,
         words: Pointer,
         tokens: Tile,
         heads: Tile,
@@ -160,7 +164,7 @@ def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
             at = metadata_offset(which, n, arrangement.channels, tokens, token, channel)
             s = numbers.load_float(scale, n.metadata, at, mask, 1.0)
             o = numbers.load_float(origin, n.metadata, at, mask, 0.0)
-            return numbers.codes(element, s, o, n)
+            return numbers.codes(element, s, o, flat.load(at, mask).to(i32) > 0, n)
 
         store_page(words, arrangement, code, first, tokens, block, row, total)
 
@@ -168,6 +172,7 @@ def encode_kernel(which: str, n: Numbers, arrangement: Arrangement) -> Kernel:
         "x": float_pointer(n.dtype),
         "scale": float_pointer(n.metadata),
         "origin": float_pointer(n.metadata),
+        "flat": pointer(i8),
         "words": pointer(arrangement.word),
         "tokens": i32,
         "heads": i32,

@@ -62,11 +62,11 @@ def value_seal_kernel(form: PageFormat, dtype: str) -> Kernel:
         def row(token: Tile, flags: Tile) -> list[Tile]:
             x = job.source(token.spread(shape), channel, inside)
             low, high, bad = group_extremes(x, inside, 1)
-            scale, origin, over = numbers.scale_and_origin(low, high, bad, n)
+            scale, origin, over, flat = numbers.scale_and_origin(low, high, bad, n)
             at = (token * groups).spread(number.shape) + number
             for name, value in (("scale", scale), ("origin", origin)):
                 job.pages.store_metadata("value", job.pages.base(job.record, f"value.{name}") + at.to(i64), value, number < groups)
-            code = numbers.codes(x, scale.spread(shape), origin.spread(shape), n)
+            code = numbers.codes(x, scale.spread(shape), origin.spread(shape), flat.spread(shape), n)
             _put(job, token, channel, code, inside)
             return [flags + over.reduce("add", 0)]
 
@@ -111,12 +111,12 @@ def key_seal_kernel(form: PageFormat, dtype: str) -> Kernel:
         token = (first.spread((group, 1)) + indices(group, 0, 2)).spread(shape)
         x = job.source(token, channel.spread(shape), inside)
         low, high, bad = group_extremes(x, inside, 0)
-        scale, origin, over = numbers.scale_and_origin(low, high, bad, n)
+        scale, origin, over, flat = numbers.scale_and_origin(low, high, bad, n)
         stored = (channel < dim) & real.spread(channel.shape)
         at = (number * dim).spread(channel.shape) + channel
         for name, value in (("scale", scale), ("origin", origin)):
             job.pages.store_metadata("key", job.pages.base(job.record, f"key.{name}") + at.to(i64), value, stored)
-        code = where(inside, numbers.codes(x, scale.spread(shape), origin.spread(shape), n), 0)
+        code = where(inside, numbers.codes(x, scale.spread(shape), origin.spread(shape), flat.spread(shape), n), 0)
         _put(job, first, code, real)
         place = program_id(0) * (form.tokens // group) + number
         given["flag"].store(place.spread((1, 1)), where(stored, over, 0).reduce("add", 1))

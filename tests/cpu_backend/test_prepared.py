@@ -191,3 +191,20 @@ def test_a_cache_goes_when_its_last_reference_does():
     assert pool.free_pages < len(pool.refs)
     del cache
     assert pool.free_pages == len(pool.refs)
+
+
+def test_another_batch_is_another_shape():
+    """What was checked for one batch is not taken for another: a row is never broadcast into two requests."""
+    rng, cache = np.random.default_rng(7), make({})
+    one, two = rows(rng, 1, 1, "float32"), rows(rng, 2, 1, "float32")
+    for _ in range(5):
+        cache.attend(*one)
+    cache.repeat(2)
+    with pytest.raises(ShapeError):
+        cache.attend(*one)
+    assert cache.lengths(1).tokens == 5
+    cache.attend(*two)
+    cache.select([0])
+    with pytest.raises(ShapeError):
+        cache.attend(*two)
+    assert cache.lengths(0).tokens == 6

@@ -54,7 +54,7 @@ def check_tensor(spec, which, dtype, shape, run=launch):
     scale, origin, words = np.zeros_like(want.scale), np.zeros_like(want.origin), np.zeros_like(want.words)
     values = {"batch": batch, "heads": heads, "tokens": tokens, "channels": channels, "units": units(form)}
     strides = {f"x_{axis}": s // x.itemsize for axis, s in zip(("batch", "head", "token", "channel"), x.strides, strict=True)}
-    given = {"x": x, "scale": scale, "origin": origin}
+    given = {"x": x, "scale": scale, "origin": origin, "flat": np.zeros(scale.size, np.uint8)}
     extent = {"row": words.shape[3], "total": words.shape[2] * words.shape[3]}
 
     kernel = tensors.metadata_kernel(which, n, channels)

@@ -497,6 +497,7 @@ def test_a_tensor_at_both_levels(which, bits, numerics, layout):
     values = {"batch": batch, "heads": heads, "tokens": tokens, "channels": channels, "units": units(form)}
     strides = {f"x_{axis}": s // x.itemsize for axis, s in zip(("batch", "head", "token", "channel"), x.strides, strict=True)}
     arrays = {"x": x, "scale": np.zeros_like(scale), "origin": np.zeros_like(origin), "words": np.zeros_like(words)}
+    arrays["flat"] = np.zeros(scale.size, np.uint8)
     scalars = {"tokens": tokens, "heads": heads, **strides, "row": words.shape[3], "total": words.shape[2] * words.shape[3]}
     metadata, encode = (step.build() for step in lower(spec_to_kv.quantize(kind)))
     programs = [math.prod(-(-values[a] // d) for a, d in axis) for axis in metadata.grid]
