@@ -58,6 +58,23 @@ def tensor_kernels() -> None:
     check_tensor(spec_of(3, "official_int32", group=4, residual=8), "value", "float16", (1, 2, 11, 10))
 
 
+def flat_groups() -> None:
+    """Codes 0 in groups of one large number, of which fp16 metadata hold a rounding far below; those of other groups as they are."""
+    spec = spec_of(2, "hp16", group=4, residual=8).override({"key.metadata": "float16", "value.metadata": "float16"})
+    x = np.random.default_rng(3).normal(0, 1, (1, 2, 8, 8)).astype(np.float32)
+    x[0, 1] = 4097.9
+    for which in ("key", "value"):
+        ours, want = (be.quantize(x, spec, which) for be in (Interpreted(), kivi.get_backend("reference")))
+        assert np.array_equal(ours.codes(), want.codes())
+    cache = kivi.KVCache(spec, batch=1, q_heads=2, kv_heads=2, head_dim=8, dtype="float32", backend=Interpreted())
+    for _ in range(2):
+        cache.attend(x * 0, x, x)
+    for which, segments in cache.sealed(0).items():
+        [(first, qt)] = segments
+        want = kivi.get_backend("reference").quantize(np.concatenate([x, x], 2)[:, :, : qt.tokens], spec, which)
+        assert np.array_equal(qt.codes(), want.codes()), (first, which)
+
+
 def rounding() -> None:
     """Every half in range goes to the even neighbour."""
     x = np.arange(0, 16, 0.25, dtype=np.float32)
@@ -145,9 +162,9 @@ MUTANTS = [
     Mutant("halves round up", numbers, "(x + 12582912.0) - 12582912.0", "(x + 0.5).to(i32).to(f32)", rounding),
     Mutant("staged steps are not rounded", numbers, "steps = rounded(steps, n.dtype)", "steps = steps * 1.0", tensor_kernels),
     Mutant("bfloat16 is cut", numbers, "(bits + ((bits >> 16) & 1) + 0x7FFF) & -65536", "bits & -65536", tensor_kernels),
-    Mutant(
-        "a constant group divides by 0", numbers, "where(scale.equals(0.0) | bad, 1.0, scale)", "where(bad, 1.0, scale)", tensor_kernels
-    ),
+    Mutant("a constant group divides by 0", numbers, "where(flat, 1.0, scale)", "where(bad, 1.0, scale)", tensor_kernels),
+    Mutant("a flat group keeps its codes", numbers, "where(flat, 0, whole)", "where(origin.equals(origin), whole, 0)", flat_groups),
+    Mutant("flat groups of another head", append, "return program_id(0).to(i64) * groups", "return program_id(0).to(i64) * 0", flat_groups),
     Mutant(
         "the page's tail is quantized with its neighbour's scale",
         tensors,
