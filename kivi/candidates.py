@@ -15,7 +15,8 @@ from kivi.spec import CacheSpec
 
 @dataclass(frozen=True)
 class Candidate:
-    """`devices` that can serve the request, in order; or none, and why. `notes`: why others of its devices cannot."""
+    """`devices` that can serve the request, in order; or none, and why. `notes`: why others of its devices cannot; `lost`: those of which
+    none is left."""
 
     manifest: Manifest
     mode: str
@@ -24,11 +25,13 @@ class Candidate:
     notes: tuple[str, ...] = ()
     state: str = ""
     reason: str = ""
+    lost: tuple[DeviceInfo, ...] = ()
 
     @property
     def contender(self) -> ranks.Contender:
-        """As it is ranked."""
-        return ranks.Contender(self.manifest.name, self.mode, self.manifest.priority, self.devices[0], dict(self.versions))
+        """As it is ranked, or would be if it had not lost its devices."""
+        first = (self.devices or self.lost)[0]
+        return ranks.Contender(self.manifest.name, self.mode, self.manifest.priority, first, dict(self.versions))
 
     @property
     def rejected(self) -> Rejected:
@@ -45,7 +48,7 @@ class Candidate:
             return self
         left = tuple(info for info in self.devices if info.device not in failed)
         notes = (*self.notes, *failed.values())
-        return replace(self, devices=left, notes=notes) if left else self.out(state, "; ".join(notes))
+        return replace(self, devices=left, notes=notes) if left else replace(self.out(state, "; ".join(notes)), lost=self.devices)
 
 
 def examine(manifest: Manifest, spec: CacheSpec, g: Geometry, mode: str, device: str, wanted: Wish) -> Candidate:
@@ -85,7 +88,7 @@ def start(candidate: Candidate, wanted: Wish, dtype: str) -> tuple[Backend | Non
                 candidate = candidate.without({info.device: _failed_check(info, result)}, reasons.FAILED_CHECK)
                 continue
         try:
-            return plugins.driver(manifest.name).create(manifest, mode, info.device), candidate
+            return plugins.create(plugins.driver(manifest.name), manifest, mode, info.device), candidate
         except (Exception, SystemExit) as error:  # what could run when it was probed may be gone
             text = f"it cannot be started on {info}: {type(error).__name__}: {error}"
             candidate = candidate.without({info.device: text}, probing.BROKEN)

@@ -54,17 +54,23 @@ class Wish:
     self_check: bool
 
 
-def config_path() -> Path:
-    """The configuration file, whether or not it is there."""
+def config_path() -> Path | None:
+    """The configuration file, whether or not it is there; None for a user without a home, who has none."""
     named = os.environ.get("KIVI_CONFIG")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "kivi" / "config.toml"
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    try:
+        return (Path(folder) if folder else Path.home() / ".config") / "kivi" / "config.toml"
+    except RuntimeError:
+        return None
 
 
 def read_config() -> Config:
     """The configuration file; all empty without one. Raises `ConfigError` for a bad one, and where `KIVI_CONFIG` names none."""
     path = config_path()
+    if path is None:
+        return Config()
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -12,7 +12,9 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import Any
+from dataclasses import asdict, dataclass, field
+
+import msgspec
 
 from kivi import records
 
@@ -20,64 +22,81 @@ FOLDER = "distributions"
 #: Seconds for which the state of the folders is not looked at again, so that one selection looks once.
 FRESH = 1.0
 
-_known: dict[str, Any] = {}
+
+@dataclass
+class _Known:
+    """What was read: package -> version or None, and group of entry points -> (name, value)."""
+
+    versions: dict[str, str | None] = field(default_factory=dict)
+    entry_points: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+
+
+_known: tuple[str, _Known] = ("", _Known())  # and the state of the folders that it holds for
 _state: tuple[float, tuple[str, ...], str] = (-FRESH, (), "")
 
 
 def version(package: str) -> str | None:
     """The installed version of a package; None if it is not installed. Nothing is imported."""
-    versions: dict[str, str | None] = _facts()["versions"]
-    if package not in versions:
+    state, known = _facts()
+    if package not in known.versions:
         try:
-            versions[package] = importlib.metadata.version(package)
+            known.versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-        _keep()
-    return versions[package]
+            known.versions[package] = None
+        _keep(state, known)
+    return known.versions[package]
 
 
 def entry_points(group: str) -> list[tuple[str, str]]:
     """(name, value) of every entry point of a group."""
-    groups: dict[str, list[list[str]]] = _facts()["entry_points"]
-    if group not in groups:
-        groups[group] = [[point.name, point.value] for point in importlib.metadata.entry_points(group=group)]
-        _keep()
-    return [(name, value) for name, value in groups[group]]
+    state, known = _facts()
+    if group not in known.entry_points:
+        known.entry_points[group] = [(point.name, point.value) for point in importlib.metadata.entry_points(group=group)]
+        _keep(state, known)
+    return list(known.entry_points[group])
 
 
 def forget(kept: bool = False) -> None:
     """Look at the folders again; with `kept`, forget what is on disk, too."""
-    global _state
+    global _known, _state
     if kept:
         records.forget(FOLDER)
     _state = (-FRESH, (), "")
-    _known.clear()
+    _known = ("", _Known())
 
 
-def _facts() -> dict[str, Any]:
-    """What is known of the folders as they are now."""
-    state = _folders()
-    if _known.get("state") != state:
-        _known.clear()
-        kept = records.read(FOLDER, "known", {"folders": state}) or {}
-        _known.update(state=state, versions=kept.get("versions", {}), entry_points=kept.get("entry_points", {}))
-    return _known
+def _facts() -> tuple[str, _Known]:
+    """What is known of the folders as they are now, and their state. Another thread may ask at the same time: no answer changes hands."""
+    global _known
+    state, known = _folders(), _known
+    if known[0] != state:
+        known = (state, _read(state))
+        _known = known
+    return known
 
 
-def _keep() -> None:
-    data = {name: _known[name] for name in ("versions", "entry_points")}
-    records.write(FOLDER, "known", {"folders": _known["state"]}, data)
+def _read(state: str) -> _Known:
+    data = records.read(FOLDER, "known", {"folders": state})
+    try:
+        return _Known() if data is None else msgspec.convert(data, _Known)
+    except msgspec.ValidationError:  # of another release
+        return _Known()
+
+
+def _keep(state: str, known: _Known) -> None:
+    whole = _Known(dict(known.versions), dict(known.entry_points))  # copies at once, while another thread may add to it
+    records.write(FOLDER, "known", {"folders": state}, asdict(whole))
 
 
 def _folders() -> str:
     """A hash of `sys.path` and of the metadata folders that lie there."""
     global _state
-    now, path = time.monotonic(), tuple(sys.path)
+    now, path = time.monotonic(), tuple(os.fspath(entry) for entry in sys.path if isinstance(entry, (str, os.PathLike)))
     if now - _state[0] < FRESH and _state[1] == path:
         return _state[2]
     digest = hashlib.sha256()
     for folder in path:
-        digest.update(f"{folder}\0".encode())
+        digest.update(os.fsencode(f"{folder}\0"))
         try:
             with os.scandir(folder or ".") as entries:
                 metadata = sorted((e.name, _changed(e)) for e in entries if e.name.endswith((".dist-info", ".egg-info")))

@@ -26,6 +26,7 @@ from kivi.backend import Probe, read_manifest
 PROBE_SECONDS = 120.0
 CHECK_SECONDS = 600.0
 
+# Until `sys.path` is the parent's, nothing but the interpreter's own modules may be found: -P leaves the current folder out.
 _CHILD = "import json, sys; q = json.load(sys.stdin); sys.path[:] = q['path']; from kivi.isolated import _answer; _answer(q)"
 
 
@@ -40,7 +41,7 @@ class NoChild(Exception):
 def probe(package: str, modes: Sequence[str]) -> dict[str, Probe]:
     """Mode -> what the driver of `package` says. Raises `NoAnswer`, `NoChild`."""
     answer = _ask({"ask": "probe", "package": package, "modes": list(modes)}, PROBE_SECONDS)
-    return {mode: msgspec.convert(found, Probe) for mode, found in answer.items()}
+    return msgspec.convert(answer, dict[str, Probe])
 
 
 def check(package: str, mode: str, device: str, cases: Sequence[str]) -> list[dict[str, str]]:
@@ -64,7 +65,10 @@ def probe_driver(driver: Any, mode: str) -> Probe:
         found = driver.probe(mode, "auto")
         if not isinstance(found, Probe):
             raise TypeError(f"probe() returned {'None' if found is None else f'a {type(found).__name__}'}, not a kivi.backend.Probe")
-        return found
+        try:
+            return msgspec.convert(msgspec.to_builtins(found, enc_hook=str), Probe)
+        except msgspec.ValidationError as error:
+            raise TypeError(f"probe() returned a kivi.backend.Probe with a field of the wrong type: {error}") from None
     except (Exception, SystemExit) as error:  # a vendor's package can fail in any way
         return Probe(available=False, mode=mode, reason=f"{type(error).__name__}: {error}", state="broken")
 
@@ -75,7 +79,7 @@ def _ask(question: dict[str, Any], seconds: float) -> Any:
         raise NoChild(f"{sys.executable!r} is an application, not an interpreter that could be started again")
     try:
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD],
+            [sys.executable, "-I" if sys.flags.isolated else "-P", "-c", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -85,8 +89,9 @@ def _ask(question: dict[str, Any], seconds: float) -> Any:
         )
     except OSError as error:
         raise NoChild(str(error)) from error
+    path = [entry for entry in sys.path if isinstance(entry, str)]  # an import passes over anything else
     try:
-        out, err = child.communicate(json.dumps({**question, "token": token, "path": sys.path}), timeout=seconds)
+        out, err = child.communicate(json.dumps({**question, "token": token, "path": path}), timeout=seconds)
     except subprocess.TimeoutExpired:
         _kill(child)
         raise NoAnswer(f"it did not answer within {seconds:g} seconds, and was stopped") from None
@@ -99,7 +104,10 @@ def _ask(question: dict[str, Any], seconds: float) -> Any:
         last = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "no message")
         died = f"signal {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"exit code {child.returncode}"
         raise NoAnswer(f"its process ended with {died}: {last}")
-    answer = json.loads(lines[-1].removeprefix(token))
+    try:
+        answer = json.loads(lines[-1].removeprefix(token))
+    except ValueError:  # something else was printed into it
+        raise NoAnswer(f"its answer cannot be read: {lines[-1].removeprefix(token)[:200]!r}") from None
     if "error" in answer:
         raise NoAnswer(answer["error"])
     return answer["ok"]
@@ -128,14 +136,14 @@ def _answer(question: dict[str, Any]) -> None:
 
 def _probes(question: dict[str, Any]) -> dict[str, Any]:
     driver = importlib.import_module(f"{question['package']}.driver")
-    return {mode: msgspec.to_builtins(probe_driver(driver, mode), enc_hook=str) for mode in question["modes"]}
+    return {mode: msgspec.to_builtins(probe_driver(driver, mode)) for mode in question["modes"]}
 
 
 def _checks(question: dict[str, Any]) -> list[dict[str, str]]:
-    from kivi.plugins import conformance_runner
+    from kivi.plugins import conformance_runner, create
 
     package = question["package"]
     manifest = read_manifest((resources.files(package) / "backend.toml").read_text("utf-8"), package)
-    backend = importlib.import_module(f"{package}.driver").create(manifest, question["mode"], question["device"])
+    backend = create(importlib.import_module(f"{package}.driver"), manifest, question["mode"], question["device"])
     report = conformance_runner()(backend, cases=question["cases"], xfails=[])
     return [{"id": case.id, "status": case.status, "reason": case.reason} for case in report.cases]

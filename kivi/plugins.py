@@ -16,13 +16,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from kivi import distributions
-from kivi.backend import Manifest, read_manifest
+from kivi.backend import Backend, Manifest, read_manifest
 from kivi.errors import BackendUnavailableError, UnknownBackendError, UnsupportedError
 
 ENTRY_POINTS = "kivi.backends"
+#: What to say where there is no backend at all.
+NONE = "no folder of backends was found beside kivi, which must be installed unpacked: from an archive it cannot be used"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ def scan() -> Scan:
     for package, path in [*_in_tree(), *places]:
         try:
             manifest = read_manifest(path.read_text("utf-8"), str(path))
+            _check_requires(manifest, str(path))
         except (OSError, ValueError, UnsupportedError) as error:
             out.broken[package.rpartition(".")[2]] = str(error)
             continue
@@ -79,7 +83,8 @@ def get(name: str) -> Found:
         return found()[name]
     if name in broken():
         raise UnsupportedError(f"backend {name!r} cannot be used: {broken()[name]}")
-    raise UnknownBackendError(f"no backend is called {name!r}; installed are {', '.join(sorted(found()))}")
+    there = f"installed are {', '.join(sorted(found()))}" if found() else NONE
+    raise UnknownBackendError(f"no backend is called {name!r}; {there}")
 
 
 def driver(name: str) -> ModuleType:
@@ -91,6 +96,15 @@ def driver(name: str) -> ModuleType:
         raise BackendUnavailableError(
             f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}; {install_hint(name)}"
         ) from error
+
+
+def create(driver: ModuleType, manifest: Manifest, mode: str, device: str) -> Backend:
+    """The backend that a driver module makes. Raises what the driver raises, `BackendUnavailableError` if it makes something else."""
+    made = driver.create(manifest, mode, device)
+    if not isinstance(made, Backend):
+        what = "None" if made is None else f"a {type(made).__name__}"
+        raise BackendUnavailableError(f"create() of backend {manifest.name!r} returned {what}, not a kivi.backend.Backend")
+    return made
 
 
 def offline(name: str) -> ModuleType:
@@ -159,6 +173,26 @@ def summary_update() -> Callable[..., Any]:
     return importlib.import_module("kivi.conformance.summary").update
 
 
+def _check_requires(manifest: Manifest, where: str) -> None:
+    """Raises `UnsupportedError` for what is no package or no range of versions."""
+    for table in (manifest.requires, *manifest.mode_requires.values()):
+        for packages, versions in table.items():
+            try:
+                for package in packages.split("|"):
+                    if Requirement(package).name != package.strip():
+                        raise InvalidRequirement("it is more than a name")
+            except InvalidRequirement as error:
+                raise UnsupportedError(
+                    f"{where}: it requires {packages!r}, which names no package: {str(error).splitlines()[0]}; use NAME or A | B"
+                ) from None
+            try:
+                SpecifierSet(versions)
+            except InvalidSpecifier:
+                raise UnsupportedError(
+                    f"{where}: it requires {packages} in versions {versions!r}, which is no range of versions; use one like '>=1.2,<2'"
+                ) from None
+
+
 def _in_tree() -> list[tuple[str, Path]]:
     folder = Path(str(resources.files("kivi") / "backends"))
     return [(f"kivi.backends.{path.parent.name}", path) for path in sorted(folder.glob("*/backend.toml"))]
@@ -171,7 +205,9 @@ def _outside() -> tuple[list[tuple[str, Path]], dict[str, str]]:
         try:
             spec = importlib.util.find_spec(value)
             folders = list(spec.submodule_search_locations or []) if spec else []
-        except (ImportError, ValueError, AttributeError) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the package around it is imported, and can fail in any way
             folders, bad[name] = [], f"{type(error).__name__}: {error}; "
         path = next((p for folder in folders if (p := Path(folder) / "backend.toml").is_file()), None)
         if path is not None:

@@ -29,6 +29,7 @@ ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVI
 NOT_INSTALLED = "not installed"
 WRONG_VERSION = "wrong version"
 NO_DEVICE = "no device"
+UNAVAILABLE = "unavailable"  # the driver says no, and not which kind of no
 OLD_DRIVER = "driver too old"
 BROKEN = "broken"
 
@@ -40,14 +41,13 @@ def probe(name: str, mode: str) -> Probe:
         state = NOT_INSTALLED if any("is not installed" in text for text in missing) else WRONG_VERSION
         return Probe(available=False, mode=mode, reason=f"{'; '.join(missing)}; {plugins.install_hint(name)}", state=state)
     found = plugins.get(name)
-    module = f"{found.package}.driver"
+    module, kinds = f"{found.package}.driver", found.manifest.modes[mode]  # type: ignore[index]
     if module in sys.modules or (found.manifest.requires and set(plugins.requirements(name, mode)) <= OWN):
-        return _named(probe_here(name, mode))
-    kinds = found.manifest.modes[mode]  # type: ignore[index]
+        return _named(probe_here(name, mode), kinds)
     if not _may_run(kinds):
         reason = f"this machine has no driver for {' or '.join(kinds)} devices ({_looked_for(kinds)})"
         return Probe(available=False, mode=mode, reason=reason, state=NO_DEVICE)
-    return _named(_kept(name, mode))
+    return _named(_kept(name, mode), kinds)
 
 
 def probe_here(name: str, mode: str) -> Probe:
@@ -124,11 +124,11 @@ def _kept(name: str, mode: str) -> Probe:
     return answers[mode]
 
 
-def _named(found: Probe) -> Probe:
-    """With its state named: a driver says why it is not available, not which kind of reason that is."""
+def _named(found: Probe, kinds: tuple[str, ...]) -> Probe:
+    """With its state named: a driver says why it is not available, and need not say which kind of reason that is."""
     if found.available or found.state:
         return found
-    return msgspec.structs.replace(found, state=NO_DEVICE)
+    return msgspec.structs.replace(found, state=UNAVAILABLE if _may_run(kinds) else NO_DEVICE)
 
 
 def _may_run(kinds: tuple[str, ...]) -> bool:

@@ -7,6 +7,7 @@ figure of another shape, another run or another driver is never compared with on
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -128,11 +129,12 @@ def latest() -> Record | None:
 
 
 def convert(data: Any) -> Record | None:
-    """A record from plain data; None if it is of another release."""
+    """A record from plain data; None if it is of another release, or holds what is no time."""
     try:
-        return msgspec.convert(data, Record)
+        record = msgspec.convert(data, Record)
     except msgspec.ValidationError:
         return None
+    return record if all(0 < m.seconds < math.inf for m in record.measured) else None
 
 
 def rates(spec: CacheSpec, where: Bucket, contenders: Sequence[Contender]) -> dict[tuple[str, str], float]:

@@ -17,7 +17,7 @@ FAILED_CHECK = "failed self-check"
 BEHIND = "ranked behind"
 UNUSABLE = "unusable"
 #: States of a backend that was never a choice here: to pass it over is no fallback.
-ABSENT = frozenset({NOT_ASKED, NO_MODE, OTHER_DEVICE, UNUSABLE, BEHIND, probing.NOT_INSTALLED, probing.NO_DEVICE})
+ABSENT = frozenset({NOT_ASKED, NO_MODE, OTHER_DEVICE, UNUSABLE, BEHIND, probing.NOT_INSTALLED, probing.NO_DEVICE, probing.UNAVAILABLE})
 
 
 @dataclass(frozen=True)

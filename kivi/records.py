@@ -22,7 +22,7 @@ FORMAT = 1
 #: Seconds for which a bad result holds: a device may be busy, a package may be mended.
 BAD_FOR = 3600.0
 
-_unwritten: dict[Path, dict[str, Any]] = {}  # what could not be kept on disk
+_unwritten: dict[Path, dict[str, Any]] = {}  # what could not be kept on disk; empty for what could not be deleted there
 
 
 def path_of(folder: str, name: str, key: Mapping[str, Any]) -> Path:
@@ -35,8 +35,10 @@ def read(folder: str, name: str, key: Mapping[str, Any], now: float | None = Non
     """The data of a record, or None: no file, a damaged one, another key's, or a bad result that is older than `BAD_FOR`."""
     path = path_of(folder, name, key)
     try:
-        found = _unwritten.get(path) or json.loads(path.read_text("utf-8"))
+        found = _unwritten[path] if path in _unwritten else json.loads(path.read_text("utf-8"))
         if found["format"] != FORMAT or found["key"] != json.loads(json.dumps(key)):
+            return None
+        if not isinstance(found["data"], dict):
             return None
         age = (time.time() if now is None else now) - found["when"]
         return found["data"] if found["good"] or 0 <= age < BAD_FOR else None
@@ -73,17 +75,20 @@ def all_of(folder: str) -> list[Any]:
 
 
 def forget(folder: str, name: str = "") -> None:
-    """Delete the records of a folder, or those of one name."""
+    """Delete the records of a folder, or those of one name. Where they cannot be deleted, this process takes them for deleted."""
     place, pattern = jit.cache_folder() / folder, f"{name}-*.json" if name else "*.json"
-    for path in place.glob(pattern):
-        path.unlink(missing_ok=True)
     for path in [p for p in _unwritten if p.parent == place and p.match(pattern)]:
         del _unwritten[path]
+    for path in place.glob(pattern):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            _unwritten[path] = {}
 
 
 def stamp(*folders: Path) -> str:
     """A hash that changes when a Python or TOML file of these folders does: names, sizes and times, no contents."""
-    return hashlib.sha256("".join(text for folder in folders for text in _files(str(folder))).encode()).hexdigest()
+    return hashlib.sha256(os.fsencode("".join(text for folder in folders for text in _files(str(folder))))).hexdigest()
 
 
 def _files(folder: str) -> list[str]:

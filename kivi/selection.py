@@ -117,7 +117,7 @@ def get_backend(name: str, mode: str | None = None, device: str | None = None) -
     """
     if not isinstance(name, str):
         raise UnknownBackendError(f"a backend is chosen by name, not by a {type(name).__name__}; see kivi.backends()")
-    manifest = plugins.get(name).manifest
+    manifest, device = plugins.get(name).manifest, None if device is None else str(device)
     if mode is not None:
         _check_mode(manifest, mode, f"mode = {mode!r}")
     wanted = wish(name, mode)
@@ -133,7 +133,7 @@ def get_backend(name: str, mode: str | None = None, device: str | None = None) -
         if chosen is None:
             wrong.append(f"{candidate}: no device {device!r}, it has {', '.join(state.devices)}")
             continue
-        return plugins.driver(name).create(manifest, candidate, chosen)
+        return plugins.create(plugins.driver(name), manifest, candidate, chosen)
     raise BackendUnavailableError(f"backend {name!r} cannot run here: {'; '.join(wrong)}")
 
 
@@ -167,7 +167,7 @@ def select(
 def check_servable(spec: CacheSpec, g: Geometry, mode: str | None, device: str) -> None:
     """Raises what `select` raises if no backend can serve a cache here. Chooses none, starts none, checks none."""
     wanted = wish(None, mode)
-    able, rejected = _examined(spec, g, wanted, str(device))
+    able, _, rejected = _examined(spec, g, wanted, str(device))
     if not able:
         raise _nobody(spec, g, wanted, rejected)
 
@@ -193,7 +193,7 @@ def ready(spec: CacheSpec, g: Geometry, device: str) -> tuple[list[ranks.Contend
     """Every backend that can serve a request in mode "device" here and passes its self-check, with the device that it would take; and the
     others with their reasons."""
     wanted = wish("auto", "device")
-    able, rejected = _examined(spec, g, wanted, device)
+    able, _, rejected = _examined(spec, g, wanted, device)
     started = [start(candidate, wanted, g.dtype) for candidate in able]
     rejected += [candidate.rejected for backend, candidate in started if backend is None]
     return [candidate.contender for backend, candidate in started if backend is not None], rejected
@@ -204,23 +204,25 @@ def ready(spec: CacheSpec, g: Geometry, device: str) -> tuple[list[ranks.Contend
 
 def _select(spec: CacheSpec, g: Geometry, wanted: Wish, device: str, batch: int, tokens: int) -> Selection:
     """Every candidate is examined, so that each loser has its own reason; only the winner is imported and created."""
-    able, rejected = _examined(spec, g, wanted, device)
-    where, by_name = ranks.bucket(g, tokens, batch), {c.manifest.name: c for c in able}
-    order, decided = ranks.order(spec, where, [c.contender for c in able])
+    able, lost, rejected = _examined(spec, g, wanted, device)
+    where, left = ranks.bucket(g, tokens, batch), {c.manifest.name: c for c in able}
     passed: list[Rejected] = []
-    for i, first in enumerate(order):
-        backend, winner = start(by_name[first.backend], wanted, g.dtype)
+    while left:  # what fails is out of the ranking, as it will be in the next selection, which knows
+        order, decided = ranks.order(spec, where, [c.contender for c in left.values()])
+        first = order[0]
+        backend, winner = start(left.pop(first.backend), wanted, g.dtype)
         if backend is None:
             rejected.append(winner.rejected)
             passed.append(winner.rejected)
             _refuse_fallback(passed, wanted, spec, g)
             continue
-        passed += [r for r in rejected if r not in passed and _ranks_higher(r, winner.manifest)]
+        before = {c.manifest.name: _before(c.contender, spec, where, order) for c in lost}
+        passed += [r for r in rejected if r not in passed and _ranks_higher(r, winner.manifest, before)]
         _refuse_fallback(passed, wanted, spec, g)
         seconds = ranks.rates(spec, where, order)
-        for loser in order[i + 1 :]:
+        for loser in order[1:]:
             why = reasons.why_behind(loser, first, decided, seconds, where)
-            rejected.append(reasons.rejected(by_name[loser.backend].manifest, loser.mode, reasons.BEHIND, why))
+            rejected.append(reasons.rejected(left[loser.backend].manifest, loser.mode, reasons.BEHIND, why))
         named = wanted.backend is not None
         reason = wanted.backend_from if named else reasons.why_first(first, decided, seconds, where, len(order) > 1)
         if winner.notes:
@@ -232,31 +234,41 @@ def _select(spec: CacheSpec, g: Geometry, wanted: Wish, device: str, batch: int,
     raise _nobody(spec, g, wanted, rejected)
 
 
-def _examined(spec: CacheSpec, g: Geometry, wanted: Wish, device: str) -> tuple[list[Candidate], list[Rejected]]:
-    """Backends that can serve a request, by declared priority, and the others with their reasons."""
+def _examined(spec: CacheSpec, g: Geometry, wanted: Wish, device: str) -> tuple[list[Candidate], list[Candidate], list[Rejected]]:
+    """Backends that can serve a request, by declared priority; those that could if their devices did; and all that cannot, with their
+    reasons."""
     if wanted.backend is not None:
         plugins.get(wanted.backend)
     mode = wanted.mode or "device"  # only real execution is chosen unasked: an interpreter or simulator is for testing
     rejected = [Rejected(name, mode, reason, reasons.UNUSABLE) for name, reason in plugins.broken().items()]
-    able = []
+    able, lost = [], []
     for found in sorted(plugins.found().values(), key=lambda f: (-f.manifest.priority, f.manifest.name)):
         manifest = found.manifest
         if wanted.backend not in (None, manifest.name):
             rejected.append(reasons.rejected(manifest, mode, reasons.NOT_ASKED, wanted.backend_from))
             continue
         candidate = examine(manifest, spec, g, mode, device, wanted)
-        if candidate.reason:
-            rejected.append(candidate.rejected)
-        else:
+        if not candidate.reason:
             able.append(candidate)
-    return able, rejected
+            continue
+        rejected.append(candidate.rejected)
+        if candidate.lost:
+            lost.append(candidate)
+    return able, lost, rejected
 
 
-def _ranks_higher(rejected: Rejected, winner: Manifest) -> bool:
-    """Whether a rejected backend is installed here and would have come before the winner."""
+def _before(lost: ranks.Contender, spec: CacheSpec, where: ranks.Bucket, order: Sequence[ranks.Contender]) -> bool:
+    """Whether a contender would have come before the first of an order if its devices could serve the request."""
+    ranked, _ = ranks.order(spec, where, [*order, lost])
+    return ranked.index(lost) < ranked.index(order[0])
+
+
+def _ranks_higher(rejected: Rejected, winner: Manifest, before: dict[str, bool]) -> bool:
+    """Whether a rejected backend is installed here and would have come before the winner: by its rank where that is known, else by its
+    priority."""
     if rejected.state in reasons.ABSENT or rejected.name not in plugins.found():
         return False
-    if plugins.get(rejected.name).manifest.priority <= winner.priority:
+    if not before.get(rejected.name, plugins.get(rejected.name).manifest.priority > winner.priority):
         return False
     return rejected.state != reasons.CANNOT_SERVE or probing.probe(rejected.name, rejected.mode).available
 
@@ -273,7 +285,8 @@ def _refuse_fallback(passed: Sequence[Rejected], wanted: Wish, spec: CacheSpec, 
 def _nobody(spec: CacheSpec, g: Geometry, wanted: Wish, rejected: Sequence[Rejected]) -> UnsupportedError:
     asked = "; ".join(words for words in (wanted.backend_from, wanted.mode_from) if words)
     asked = f" ({asked})" if asked else ""
-    return _unsupported(f"no backend can serve spec {spec.name!r} with {_shape(g)}{asked}: {_list(rejected)}", rejected)
+    why = _list(rejected) or plugins.NONE
+    return _unsupported(f"no backend can serve spec {spec.name!r} with {_shape(g)}{asked}: {why}", rejected)
 
 
 def _unsupported(message: str, rejected: Sequence[Rejected]) -> UnsupportedError:

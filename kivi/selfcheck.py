@@ -54,7 +54,10 @@ def check(name: str, mode: str, device: DeviceInfo, versions: dict[str, str], dt
 def known(name: str, mode: str, device: DeviceInfo, versions: dict[str, str], dtype: str) -> Checked | None:
     """The result on disk, if there is one."""
     data = records.read(FOLDER, name, _key(name, mode, device, versions, dtype))
-    return None if data is None else msgspec.convert(data, Checked)
+    try:
+        return None if data is None else msgspec.convert(data, Checked)
+    except msgspec.ValidationError:  # of another release
+        return None
 
 
 def forget(name: str = "") -> None:

@@ -70,8 +70,9 @@ def _settings() -> dict[str, Any]:
         writable = os.access(folder, os.W_OK)
     except OSError:
         writable = False
+    stated = path.read_text("utf-8", "replace") if path is not None and path.is_file() else None
     return {
-        "config": {"path": str(path), "exists": path.is_file(), "text": path.read_text("utf-8", "replace") if path.is_file() else ""},
+        "config": {"path": None if path is None else str(path), "exists": stated is not None, "text": stated or ""},
         "environment": {variable: os.environ[variable] for variable in sorted(named) if variable in os.environ},
         "cache_folder": {"path": str(folder), "writable": writable, "files": len(files), "bytes": sum(p.stat().st_size for p in files)},
     }

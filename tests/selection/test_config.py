@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import kivi
-from kivi.errors import BackendUnavailableError, ConfigError, UnknownBackendError, UnsupportedError
+from kivi import config
+from kivi.errors import BackendError, BackendUnavailableError, ConfigError, UnknownBackendError, UnsupportedError
 
 SHAPE = {"batch": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 64}
 
@@ -196,3 +197,34 @@ def test_every_backend_has_its_reason(only):
         "second": "ranked behind", "same": "ranked behind", "narrow": "cannot serve", "simulated": "no such mode",
     }  # fmt: skip
     assert all(r.reason and r.fix for r in chosen.rejected)
+
+
+def test_a_user_without_a_home_has_no_file(only, monkeypatch):
+    def homeless(cls):
+        raise RuntimeError("Could not determine home directory.")
+
+    only(a={})
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(config.Path, "home", classmethod(homeless))
+    assert config.config_path() is None
+    assert config.read_config() == config.Config()
+    assert kivi.select("kivi-2bit").source == "priority"
+    monkeypatch.setenv("KIVI_BACKEND", "a")
+    assert kivi.select("kivi-2bit").source == "environment"
+
+
+def test_without_any_backend_it_says_what_is_wrong_with_the_installation(only):
+    only()
+    for choose in (lambda: kivi.select("kivi-2bit"), lambda: kivi.get_backend("reference")):
+        with pytest.raises(BackendError, match="no folder of backends was found beside kivi, which must be installed unpacked"):
+            choose()
+
+
+def test_a_device_may_be_an_object_that_prints_as_one(only):
+    class Device:
+        def __str__(self):
+            return "cpu"
+
+    only(a={})
+    for choose in (lambda d: kivi.get_backend("a", "device", d), lambda d: kivi.select("kivi-2bit", d).backend):
+        assert choose(Device()).device == "cpu"

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from kivi import isolated, jit, machine, probing, records
-from kivi.backend import DeviceInfo
+from kivi import isolated, jit, machine, plugins, probing, records
+from kivi.backend import DeviceInfo, Probe
 
 
 @pytest.fixture
@@ -31,6 +33,18 @@ def test_a_machine_without_a_driver(fake_machine):
     found = probing.probe("numba_cuda", "device")
     assert (found.available, found.state) == (False, "no device")
     assert found.reason == "this machine has no driver for cuda devices (no no-such-library.so.1, no no-such-library.so.2)"
+
+
+@pytest.mark.parametrize(("file", "state"), [(None, "no device"), ("nvidiactl", "unavailable")])
+def test_a_driver_that_is_loaded_and_says_no(fake_machine, monkeypatch, file, state):
+    """Only a machine that may have such a device leaves the question why."""
+    if file is not None:
+        (fake_machine / file).write_text("")
+    answer = Probe(available=False, mode="device", reason="it sees none")
+    monkeypatch.setitem(sys.modules, "kivi.backends.numba_cuda.driver", SimpleNamespace(probe=lambda mode, device: answer))
+    monkeypatch.setattr(plugins, "missing_packages", lambda name, mode=None: [])
+    found = probing.probe("numba_cuda", "device")
+    assert (found.available, found.state, found.reason) == (False, state, "it sees none")
 
 
 @pytest.mark.parametrize("file", ["nvidiactl", "kfd"])
@@ -76,7 +90,10 @@ def test_records_hold_for_their_key_and_a_bad_one_for_an_hour():
     assert records.read("test", "b", key) == {"x": 3}
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"format": 1}', "\0"])
+RECORD = '{"format": 1, "key": {}, "when": 0, "good": true, "data": %s}'
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"format": 1}', "\0", RECORD % "[]", RECORD % '"x"', RECORD % "null"])
 def test_a_damaged_record_is_as_good_as_none(damage):
     records.write("test", "a", {}, {"x": 1})
     records.path_of("test", "a", {}).write_text(damage)
@@ -101,6 +118,63 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     for _ in range(2):
         assert probing.probe("numba_cuda", "simulator").available
     assert asked == ["kivi.backends.numba_cuda"]
+
+
+def test_a_folder_in_place_of_a_record_is_as_good_as_none():
+    path = records.path_of("test", "a", {})
+    path.mkdir(parents=True)
+    for number in (1, 2):
+        assert records.read("test", "a", {}) is None
+        records.write("test", "a", {}, {"x": number})
+        assert records.read("test", "a", {}) == {"x": number}
+        records.forget("test")
+    assert records.all_of("test") == []
+
+
+def test_a_record_that_cannot_be_deleted_is_forgotten_all_the_same(monkeypatch):
+    def refuse(self, missing_ok=False):
+        raise PermissionError(30, "Read-only file system", os.fspath(self))
+
+    records.write("test", "a", {}, {"x": 1})
+    with monkeypatch.context() as context:
+        context.setattr(records.Path, "unlink", refuse)
+        for _ in range(2):
+            records.forget("test", "a")
+            assert records.read("test", "a", {}) is None
+    records.write("test", "a", {}, {"x": 2})
+    assert records.read("test", "a", {}) == {"x": 2}
+
+
+def test_a_stamp_of_a_folder_whose_name_is_no_text(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system has no such names")
+    (folder / "a.py").write_text("")
+    first = records.stamp(folder)
+    (folder / "a.py").write_text("x")
+    assert records.stamp(folder) != first
+
+
+def test_a_child_executes_no_file_of_the_current_folder(tmp_path, monkeypatch):
+    """A module of the same name as one of the interpreter's lies there, as it may in anyone's folder of scripts."""
+    for name in ("json", "msgspec"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    assert isolated.probe("kivi.backends.reference", ["device"])["device"].available
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_is_no_text_on_the_path_is_passed_over(monkeypatch, tmp_path):
+    """As imports pass over it. A name that is no UTF-8 is text all the same."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "driver.py").write_text("")
+    monkeypatch.setattr(sys, "path", [tmp_path, os.fsdecode(b"/nowhere/caf\xe9"), *sys.path])
+    assert isolated.probe("kivi.backends.reference", ["device"])["device"].available
+    with pytest.raises(isolated.NoAnswer, match="No module named 'hidden'"):
+        isolated.probe("hidden", ["device"])
 
 
 def test_a_probe_of_another_release_is_asked_again():

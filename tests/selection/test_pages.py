@@ -12,7 +12,7 @@ from kivi import machine
 from kivi.cli import cli
 
 ROOT = Path(__file__).parents[2]
-STATES = ("chosen", "ranked behind", "no device", "not installed", "wrong version", "cannot serve", "unfit device", "broken")
+STATES = ("chosen", "ranked behind", "no device", "unavailable", "not installed", "wrong version", "cannot serve", "unfit device", "broken")
 
 
 def states(text: str) -> dict[str, str]:

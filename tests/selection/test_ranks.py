@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import kivi
@@ -92,6 +94,17 @@ def test_a_damaged_record_is_none(measured, tmp_path):
     [path] = (tmp_path / "cache" / "ranks").glob("*.json")
     path.write_text(path.read_text()[:-20])
     assert chosen().source == "priority"
+    assert ranks.latest() is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), None])
+def test_a_record_of_what_is_no_time_is_none(measured, tmp_path, seconds):
+    [path] = (tmp_path / "cache" / "ranks").glob("*.json")
+    record = json.loads(path.read_text())
+    record["data"]["measured"][0]["seconds"] = seconds
+    path.write_text(json.dumps(record))
+    out = chosen()
+    assert (out.backend.name, out.source, out.seconds) == ("slow", "priority", {})
     assert ranks.latest() is None
 
 

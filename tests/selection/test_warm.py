@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from kivi import distributions, plugins
+import kivi
+from kivi import distributions, jit, plugins, records
 from kivi.distributions import entry_points, version
 
 PACKAGES = {
@@ -82,3 +88,39 @@ def test_what_is_installed_is_remembered_until_it_changes(tmp_path, monkeypatch)
         assert version("no-such-package") is None
     finally:
         distributions.forget()
+
+
+@pytest.mark.parametrize("data", [{"versions": []}, {"versions": {"numpy": 3}}, {"entry_points": {"kivi.backends": "x"}}, [], {"other": 1}])
+def test_a_record_of_something_else_is_none(data):
+    distributions.forget()
+    assert version("numpy")
+    [path] = (jit.cache_folder() / distributions.FOLDER).glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data": data}))
+    distributions.forget()
+    assert version("numpy") == importlib.metadata.version("numpy")
+    assert [list(point) for point in entry_points("kivi.backends")] == [
+        [point.name, point.value] for point in importlib.metadata.entry_points(group="kivi.backends")
+    ]
+
+
+@pytest.mark.parametrize("folder", [Path("nowhere"), os.fsdecode(b"/nowhere/caf\xe9")], ids=["path", "bytes"])
+def test_whatever_lies_on_the_path(monkeypatch, folder):
+    monkeypatch.setattr(sys, "path", [folder, *sys.path])
+    try:
+        distributions.forget()
+        assert kivi.select("kivi-2bit", device="cpu").backend.mode == "device"
+    finally:
+        distributions.forget()
+
+
+def test_threads_that_ask_at_once(monkeypatch):
+    """Each finds the whole answer, while the folders change under all of them."""
+    names = ["numpy", "msgspec", "packaging", "pytest"]
+    right = [importlib.metadata.version(name) for name in names]
+    states, read = itertools.count(), records.read
+    monkeypatch.setattr(distributions, "_folders", lambda: f"state {next(states) // 3}")
+    monkeypatch.setattr(records, "read", lambda *given: time.sleep(1e-3) or read(*given))  # from a slow disk
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: [version(name) for name in names], range(20)))
+    distributions.forget()
+    assert answers == [right] * 20

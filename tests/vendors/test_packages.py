@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 
 import pytest
@@ -11,7 +12,7 @@ import kivi
 from kivi import distributions, isolated, records
 from kivi.backend import Probe
 from kivi.errors import BackendUnavailableError, UnsupportedError
-from tests.vendors.stack import Vendor
+from tests.vendors.stack import Vendor, distribution
 
 HANGS = "import time; time.sleep(600)"
 CRASHES = "import os; os.abort()"
@@ -34,6 +35,11 @@ BROKEN = {
     "exit": (Vendor("acme", vendor="import sys; sys.exit('no licence')"), "broken", ["exit code 1", "no licence"]),
     "hang": (Vendor("acme", vendor=HANGS), "broken", ["did not answer within 3 seconds"]),
     "none": (Vendor("acme", probe="return None"), "broken", ["probe() returned None, not a kivi.backend.Probe"]),
+    "field": (
+        Vendor("acme", probe="return Probe(available=True, mode=mode, devices=('gpu:0',), versions={'acme': 1})"),
+        "broken",
+        ["probe() returned a kivi.backend.Probe with a field of the wrong type: Expected `str`, got `int`"],
+    ),
     "raises": (Vendor("acme", probe="raise OSError('no permission for /dev/acme0')"), "broken", ["OSError: no permission for /dev/acme0"]),
 }
 
@@ -70,7 +76,7 @@ def test_a_broken_package_is_a_reason(fault, install, impatient, caplog):
     assert (info.available, info.state) == (False, state)
 
 
-@pytest.mark.parametrize("fault", ["missing", "old", "library", "symbol", "none"])
+@pytest.mark.parametrize("fault", ["missing", "old", "library", "symbol", "none", "field"])
 def test_an_explicit_choice_of_it_raises(fault, install):
     vendor, _, words = BROKEN[fault]
     install(vendor)
@@ -127,3 +133,72 @@ def test_a_package_that_exits_ends_no_process(install):
     install(BROKEN["exit"][0])
     with pytest.raises(BackendUnavailableError, match="SystemExit: no licence"):
         kivi.get_backend("acme")
+
+
+@pytest.mark.parametrize("failure", ["1 / 0", "raise SystemExit('bye')", "raise BaseException('bye')"])
+def test_a_package_around_a_backend_may_fail_in_any_way(install, tmp_path, monkeypatch, failure):
+    """To look for a package in another one imports that one."""
+    site = tmp_path / "outer"
+    (site / "outer").mkdir(parents=True)
+    (site / "outer" / "__init__.py").write_text(failure)
+    distribution(site, "outer", "1.0", {"entry_points.txt": "[kivi.backends]\nacme = outer.inner\n"})
+    monkeypatch.syspath_prepend(str(site))
+    install()
+    chosen = kivi.select("kivi-2bit")
+    [rejected] = chosen.rejected
+    assert (chosen.backend.name, rejected.name, rejected.state) == ("reference", "acme", "unusable")
+    assert ("ZeroDivisionError" if "0" in failure else "bye") in rejected.reason
+    assert "'outer.inner', which is not a package with a backend.toml" in rejected.reason
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        ('acme_vendor = "banana"', "requires acme_vendor in versions 'banana', which is no range of versions"),
+        ('"acme vendor" = ">=2"', "requires 'acme vendor', which names no package"),
+        ('"acme_vendor>=2" = ""', "requires 'acme_vendor>=2', which names no package: it is more than a name"),
+        ('"acme | " = ">=2"', "requires 'acme | ', which names no package"),
+    ],
+)
+def test_a_manifest_that_requires_what_cannot_be(install, tmp_path, needs, words):
+    vendor = Vendor("acme")
+    manifest = vendor.manifest().replace('acme_vendor = ">=2.0"', needs)
+    assert needs in manifest
+    vendor.manifest = lambda: manifest
+    install(vendor)
+    [rejected] = kivi.select("kivi-2bit").rejected
+    assert (rejected.name, rejected.state) == ("acme", "unusable")
+    assert words in rejected.reason
+    assert "acme/backend.toml: it requires" in rejected.reason
+    with pytest.raises(UnsupportedError, match=r"backend 'acme' cannot be used: .*acme/backend\.toml"):
+        kivi.get_backend("acme")
+
+
+@pytest.mark.parametrize(("made", "what", "self_check"), [("None", "None", False), ("3", "a int", False), ("None", "None", True)])
+def test_a_driver_that_makes_no_backend(install, made, what, self_check):
+    words = rf"create\(\) of backend 'acme' returned {what}, not a kivi\.backend\.Backend"
+    install(Vendor("acme", create=f"return {made}", self_check=self_check))
+    chosen = kivi.select("kivi-2bit")
+    [rejected] = chosen.rejected
+    assert (chosen.backend.name, rejected.state) == ("reference", "failed self-check" if self_check else "broken")
+    assert re.search(words, rejected.reason)
+    with pytest.raises(BackendUnavailableError, match=words):
+        kivi.get_backend("acme")
+
+
+def test_a_driver_that_says_no_is_taken_at_its_word(install, caplog):
+    """Nothing is said of devices: the driver did not."""
+    install(Vendor("acme", probe="return Probe(available=False, mode=mode, reason='the licence has expired')"))
+    [rejected] = kivi.select("kivi-2bit").rejected
+    assert (rejected.state, rejected.reason, rejected.fix) == ("unavailable", "the licence has expired", "")
+    assert not [r for r in caplog.records if r.levelno == logging.WARNING]
+    [info] = [i for i in kivi.backends() if i.name == "acme"]
+    assert (info.state, info.reason, info.fix) == ("unavailable", "the licence has expired", "")
+
+
+def test_an_answer_that_something_was_printed_into(install):
+    code = "import json; real = json.dumps; json.dumps = lambda *a, **k: 'noise' + real(*a, **k)"
+    install(Vendor("acme", vendor=code))
+    [rejected] = kivi.select("kivi-2bit").rejected
+    assert rejected.state == "broken"
+    assert "its answer cannot be read: 'noise{" in rejected.reason
