@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from kivi import plugins, probing, ranks, reasons
@@ -112,7 +113,8 @@ def backends() -> list[BackendInfo]:
 def get_backend(name: str, mode: str | None = None, device: str | None = None) -> Backend:
     """A backend by name, taken as it is; never another one.
 
-    Without `mode`, `KIVI_MODE` or the configuration file names it, else it is the first one of the backend that can run here.
+    Without `mode`, `KIVI_MODE` or the configuration file names it, else it is the first one of the backend that can run here; if that is
+    not its first one, a warning says so, and under strict it is an error.
     Raises `UnknownBackendError`, `BackendUnavailableError`, `UnsupportedError`, `ConfigError`.
     """
     if not isinstance(name, str):
@@ -133,8 +135,22 @@ def get_backend(name: str, mode: str | None = None, device: str | None = None) -
         if chosen is None:
             wrong.append(f"{candidate}: no device {device!r}, it has {', '.join(state.devices)}")
             continue
+        if wrong:
+            _stands_in(name, candidate, "; ".join(wrong), wanted.strict)
         return plugins.create(plugins.driver(name), manifest, candidate, chosen)
     raise BackendUnavailableError(f"backend {name!r} cannot run here: {'; '.join(wrong)}")
+
+
+def _stands_in(name: str, mode: str, why: str, strict: bool) -> None:
+    """A mode that was not asked for runs in place of one that cannot: said once, refused under strict. Raises `BackendUnavailableError`."""
+    if strict:
+        raise BackendUnavailableError(f"backend {name!r} cannot run here: {why}; mode {mode!r} can, if it is asked for (strict)")
+    _say_mode(f"backend {name!r} runs in mode {mode!r}, since it cannot otherwise ({why}); name the mode if that is what you want")
+
+
+@cache
+def _say_mode(line: str) -> None:
+    logger.warning("%s", line)
 
 
 def select(

@@ -8,7 +8,7 @@ import pytest
 
 import kivi
 from kivi import distributions, plugins, selection
-from kivi.backend import read_manifest
+from kivi.backend import Probe, read_manifest
 from kivi.errors import BackendUnavailableError, UnknownBackendError, UnsupportedError
 from tests.test_cache import make
 
@@ -179,3 +179,30 @@ def test_a_probe_of_the_wrong_type_is_a_reason(monkeypatch):
 def test_selection_module_reexports():
     assert kivi.select is selection.select
     assert kivi.get_backend is selection.get_backend
+
+
+def test_a_mode_that_stands_in_is_said_once_and_refused_under_strict(monkeypatch, caplog):
+    """A simulator never takes a device's place in silence."""
+    monkeypatch.setattr(selection, "_loaded", _only("simulator"))
+    selection._say_mode.cache_clear()
+    for _ in range(2):
+        assert kivi.get_backend("numba_cuda").mode == "simulator"
+    said = [r.message for r in caplog.records if "runs in mode 'simulator'" in r.message]
+    assert len(said) == 1
+    assert "no such device" in said[0]
+    assert kivi.get_backend("numba_cuda", mode="simulator").mode == "simulator"
+    monkeypatch.setenv("KIVI_STRICT", "1")
+    with pytest.raises(BackendUnavailableError, match="mode 'simulator' can, if it is asked for"):
+        kivi.get_backend("numba_cuda")
+
+
+def _only(mode):
+    """Probes of a machine where every other mode cannot run."""
+    real = selection._loaded
+
+    def loaded(name, candidate):
+        if candidate == mode:
+            return real(name, candidate)
+        return Probe(available=False, mode=candidate, reason="no such device")
+
+    return loaded
