@@ -56,11 +56,12 @@ def constants(out: Tensors) -> None:
         "constant.rounded", "a constant that fp16 cannot hold comes back as its rounding", CONSTANTS + 1e-4, "float32", bits=8, reports=(2,)
     )
     large = np.repeat([[4097.9], [-4098.1], [2049.9], [30001.0], [-60010.0]], 8, axis=1)  # their roundings lie a half to 16 below
-    for i, bits in enumerate((1, 2, 3, 4, 8)):
+    for bits in (1, 2, 3, 4, 8):
         about = "a large constant, whose origin rounds below it by more than half of the scale 1: codes 0 all the same"
-        out.groups(f"constant.large.b{bits}", about, large, "float32", sides="kv"[i % 2], bits=bits)
-        out.groups(f"constant.large.bf16.b{bits}", about, large / 8, "float32", sides="vk"[i % 2], bits=bits, metadata="bfloat16")
-        out.groups(f"constant.large.half.b{bits}", about, np.trunc(large), "float16", sides="kv"[i % 2], bits=bits, metadata="bfloat16")
+        one, other = ("k", "v") if bits == 2 else ("", "")
+        out.groups(f"constant.large.b{bits}", about, large, "float32", sides=one, bits=bits)
+        out.groups(f"constant.large.bf16.b{bits}", about, large / 8, "float32", sides=other, bits=bits, metadata="bfloat16")
+        out.groups(f"constant.large.half.b{bits}", about, np.trunc(large), "float16", sides=one, bits=bits, metadata="bfloat16")
     signed_zero = [[-0.0, 0.0] * 4, [-0.0, 1.0] * 4, [0.0, -0.0, 2.0, 3.0] * 2, [-1.0, -0.0] * 4, [-1e-9, 1.0] * 4]
     out.groups("minus-zero", "an origin of -0 is stored as +0", signed_zero, "float32")
     out.groups("minus-zero.half", "an origin of -0, fp16 staged", signed_zero[:4], "float16", numerics="staged")
