@@ -278,6 +278,9 @@ class Backend(ABC):
     def __repr__(self) -> str:
         return f"<kivi backend {self.name} ({self.mode}, {self.device})>"
 
+    #: Whether `KernelBackend.record` works in this mode.
+    can_record = False
+
     @property
     def kernel(self) -> str:
         """Name of the attention kernel in use, for `cache.ran`."""
@@ -424,6 +427,13 @@ def place(index: tuple[int, int, int, int], tokens: np.ndarray | None = None) ->
     """An element's address in words."""
     b, h, t, c = (int(i) for i in index)
     return f"request {b}, head {h}, token {t + (0 if tokens is None else int(tokens[b]))}, channel {c}"
+
+
+def extremes(x: np.ndarray) -> tuple[float, float]:
+    """The least and the greatest finite value of rows that hold an offending group."""
+    x = x.astype(np.float32)
+    finite = np.where(np.isfinite(x), x, 0.0)
+    return float(finite.min()), float(finite.max())
 
 
 def overflow_error(where: str, which: str, low: float, high: float, spec: CacheSpec, metadata: str) -> MetadataOverflowError:

@@ -189,7 +189,7 @@ class KVCache:
         Raises `ShapeError`, `DtypeError`, `DeviceError`, `NonFiniteError`, `MetadataOverflowError`, `CapacityError`,
         `PendingTokensError` (commit=True while tokens are pending), `BackendError`. The state is then as it was.
         """
-        if counts is None and commit is True and getattr(self.backend, "can_record", False):
+        if counts is None and commit is True and self.backend.can_record:
             with self._running("attend"):
                 out = self._prepared.attend(self, q, k, v)
             if out is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kivi.arrays import as_numpy, from_numpy
-from kivi.backend import Backend
+from kivi.backend import Append, Backend, Seal
 from kivi.dtypes import np_dtype
 from kivi.pool import PageFormat, PagePool
 
@@ -48,3 +48,29 @@ class HostArrays(Backend):
         bad = (~np.isfinite(x) | (x.astype(np.float32) < lowest)) & real[:, None, :, None]
         found = np.argwhere(bad)
         return tuple(int(i) for i in found[0]) if len(found) else None  # type: ignore[return-value]
+
+
+def keep_rows(step: Append, k: np.ndarray | None, v: np.ndarray | None) -> None:
+    """The rows from the first kept token on into the target windows: older ones into a fresh window, and those of this call."""
+    for source, target, chunk, keep in (
+        (step.source.key, step.target.key, k, step.keep_key),
+        (step.source.value, step.target.value, v, step.keep_value),
+    ):
+        for b, stored in enumerate(step.stored.tolist()):
+            if target is not source:
+                old = np.arange(keep[b], stored)
+                target[b][:, old % target.shape[2]] = source[b][:, old % source.shape[2]]
+            if chunk is not None:
+                new = np.arange(max(int(keep[b]), stored), stored + int(step.counts[b]))
+                target[b][:, new % target.shape[2]] = chunk[b][:, new - stored]
+
+
+def floating_rows(step: Append, seal: Seal, chunk: np.ndarray | None) -> np.ndarray:
+    """The floating rows that `seal` quantizes, from the source window and this call: [Hkv, count, D]."""
+    window = step.source.key if seal.which == "key" else step.source.value
+    b, stored = seal.request, int(step.stored[seal.request])
+    tokens = np.arange(seal.first, seal.first + seal.count)
+    old = window[b][:, tokens[tokens < stored] % window.shape[2]]
+    if chunk is None or old.shape[1] == seal.count:
+        return old
+    return np.concatenate([old, chunk[b][:, tokens[tokens >= stored] - stored]], axis=1)

@@ -61,6 +61,13 @@ class PageFormat:
     def value(self) -> Arrangement:
         return arrangement(self.layout, "value", self.spec.value.bits, self.tokens, self.value_head_dim)
 
+    def seals_apart(self, which: str) -> bool:
+        """Whether the codes of what is sealed at once lie in words of their own, a row of a value or a group of a key: then one program can
+        seal them without the rows of other tokens."""
+        if which == "value":
+            return all(digit.axis == "t" for digit in self.value.slots)
+        return all((digit.axis, digit.weight) == ("c", 1 << i) for i, digit in enumerate(self.key.slots))
+
     @cached_property
     def fields(self) -> dict[str, Field]:
         """Field name -> place. Key metadata [R/G, D], value metadata [R, ceil(Dv/G)]."""

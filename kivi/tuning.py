@@ -75,7 +75,7 @@ def tune(
 def _step(contender: ranks.Contender, spec: CacheSpec, g: Geometry, batch: int, tokens: int) -> Callable[[], float]:
     """Seconds of one decode step on a cache of `tokens` tokens of this contender. Kernels are compiled, and the first step is over."""
     manifest = plugins.get(contender.backend).manifest
-    backend: Any = plugins.driver(contender.backend).create(manifest, contender.mode, contender.device.device)
+    backend: Any = plugins.create(plugins.driver(contender.backend), manifest, contender.mode, contender.device.device)
     cache = KVCache(
         spec,
         batch=batch,

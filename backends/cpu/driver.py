@@ -118,7 +118,7 @@ class CpuBackend(HostBackend):
         return min(super().shares_of(form, q, closed), -(-PROGRAMS // (batch * form.kv_heads * blocks)))
 
     def seal_metadata(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any) -> tuple[Any, Any]:
-        if not in_one(pool.format, which):
+        if not pool.format.seals_apart(which):
             return super().seal_metadata(pool, which, jobs, count, window, chunk)
         loaded, values, given = self._sealing("seal", pool, which, jobs, count, window, chunk)
         programs = loaded.generated.programs({**values, "most": pool.format.tokens})
@@ -127,7 +127,7 @@ class CpuBackend(HostBackend):
         return flag, None
 
     def seal_words(self, pool: PagePool, which: str, jobs: Any, count: int, window: Any, chunk: Any, flat: Any) -> None:
-        if not in_one(pool.format, which):  # else the words are written already
+        if not pool.format.seals_apart(which):  # else the words are written already
             super().seal_words(pool, which, jobs, count, window, chunk, flat)
 
     def launch(self, loaded: Loaded, programs: tuple[int, ...], arguments: list[Any]) -> None:
@@ -158,14 +158,6 @@ class Recorder(CpuBackend):
 
     def launch(self, loaded: Loaded, programs: tuple[int, ...], arguments: list[Any]) -> None:
         self.written.append(Written(loaded.launch, programs, arguments))
-
-
-def in_one(form: PageFormat, which: str) -> bool:
-    """Whether one kernel seals scales, origins and words; as `kivi.passes.vector_seal.serves`, without the compiler."""
-    slots = (form.key if which == "key" else form.value).slots
-    if which == "value":
-        return all(digit.axis == "t" for digit in slots)
-    return all((digit.axis, digit.weight) == ("c", 1 << i) for i, digit in enumerate(slots))
 
 
 def schedules(form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:

@@ -6,24 +6,21 @@ Targets are those of `kivi.passes.vector_target`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kivi import plugins
 from kivi.backend import layout_for
 from kivi.backends.cpu import compile as compiler
-from kivi.backends.cpu.driver import in_one, schedules
+from kivi.backends.cpu.driver import schedules
 from kivi.backends.cpu.kernels import FINITE, library, lowered, tiled
-from kivi.dtypes import metadata_dtype
 from kivi.errors import InputError
 from kivi.geometry import Geometry
 from kivi.ir import kv
 from kivi.jit import Generated
+from kivi.kernels import entries as kernels
 from kivi.kernels.request import Request, module
-from kivi.layout import named_layout
 from kivi.passes.vector_target import TARGETS as KNOWN
-from kivi.pool import PageFormat
 from kivi.spec import CacheSpec
 
 TARGETS = tuple(KNOWN)
@@ -33,27 +30,12 @@ STAGES = ("kv", "tile", "vec", "source", "asm", "object")
 
 def entries(spec: CacheSpec, g: Geometry) -> dict[str, Request]:
     """Every kernel of a cache of this shape, by entry point."""
-    layout = layout_for(plugins.get("cpu").manifest, spec)
-    metadata = [metadata_dtype(spec, which, g.dtype) for which in ("key", "value")]
-    form = PageFormat(spec, layout, g.kv_heads, g.head_dim, g.value_head_dim, *metadata)
-    out: dict[str, Request] = {}
-    options: tuple[tuple[str, Any], ...]
-    for which, channels, stored in (("key", g.head_dim, metadata[0]), ("value", g.value_head_dim, metadata[1])):
-        tensor = (("metadata", stored),)
-        for entry, options in (
-            ("metadata", tensor),
-            ("encode", tensor),
-            ("decode", (*tensor, ("out", "float32"))),
-            ("repack", (*tensor, ("target", named_layout("official_int32")))),
-            *((entry, (("form", form),)) for entry in ("seal", "seal_metadata", "seal_words") if entry != "seal" or in_one(form, which)),
-        ):
-            out[f"{which}.{entry}"] = Request(f"{which}.{entry}", spec, layout, g.dtype, channels, options)
-    out["rows.keep_rows"] = Request("rows.keep_rows", spec, layout, g.dtype, g.head_dim, (("heads", g.kv_heads),))
-    out[FINITE] = Request(FINITE, spec, layout, g.dtype, g.head_dim)
-    for zone, schedule in schedules(form, g.q_heads, 1).items():
-        options = (("form", form), ("q_heads", g.q_heads), ("schedule", schedule))
-        out[f"cache.{zone}"] = Request(f"cache.{zone}", spec, layout, g.dtype, g.head_dim, options)
-    out["cache.merge"] = Request("cache.merge", spec, layout, g.dtype, g.value_head_dim, (("q_heads", g.q_heads),))
+    out = kernels.entries(spec, g, layout_for(plugins.get("cpu").manifest, spec), schedules)
+    for which in ("key", "value"):
+        request = out[f"{which}.seal_words"]
+        if request.option("form").seals_apart(which):
+            out[f"{which}.seal"] = replace(request, entry=f"{which}.seal")
+    out[FINITE] = replace(out["rows.keep_rows"], entry=FINITE, options=())
     return out
 
 

@@ -10,7 +10,7 @@ import onnxruntime
 
 from kivi import arena
 from kivi.arrays import as_numpy, from_numpy
-from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, overflow_error
+from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, extremes, overflow_error
 from kivi.backends.onnxruntime.blocks import blocks, joined_shape
 from kivi.backends.onnxruntime.kernels import CPU, Session, library
 from kivi.backends.onnxruntime.operators import wrong_operators
@@ -18,7 +18,7 @@ from kivi.backends.onnxruntime.planes import channels_of_plane, masked_apart
 from kivi.backends.onnxruntime.runs import Run, ints, runs, visible
 from kivi.dtypes import metadata_dtype, np_dtype
 from kivi.errors import BackendError
-from kivi.host import HostArrays
+from kivi.host import HostArrays, floating_rows, keep_rows
 from kivi.kernels.request import Request
 from kivi.layout import Layout, Which
 from kivi.pool import PageFormat, PagePool
@@ -90,7 +90,7 @@ class OnnxBackend(HostArrays):
             }
             self._run(request, {"x": given}, out)
             if spec.overflow == "reject" and out["clamped"][0]:
-                raise overflow_error(f"{which} tensor", which, *_extremes(x), spec, metadata)
+                raise overflow_error(f"{which} tensor", which, *extremes(x), spec, metadata)
             block.put_words(words, out["words"])
             for name, target in (("scale", scale), ("origin", origin)):
                 block.put(target, out[name], per_row)
@@ -135,23 +135,13 @@ class OnnxBackend(HostArrays):
 
     def append(self, pool: PagePool, step: Append, k: np.ndarray | None, v: np.ndarray | None) -> int:
         clamped = sum(self._seal(pool, step, seal, k if seal.which == "key" else v) for seal in step.seals)
-        for source, target, chunk, keep in (
-            (step.source.key, step.target.key, k, step.keep_key),
-            (step.source.value, step.target.value, v, step.keep_value),
-        ):
-            for b, stored in enumerate(step.stored.tolist()):
-                if target is not source:
-                    old = np.arange(keep[b], stored)
-                    target[b][:, old % target.shape[2]] = source[b][:, old % source.shape[2]]
-                if chunk is not None:
-                    new = np.arange(max(int(keep[b]), stored), stored + int(step.counts[b]))
-                    target[b][:, new % target.shape[2]] = chunk[b][:, new - stored]
+        keep_rows(step, k, v)
         return clamped
 
     def _seal(self, pool: PagePool, step: Append, seal: Seal, chunk: np.ndarray | None) -> int:
         form, which = pool.format, seal.which
         shape, metadata = (form.key, form.key_metadata) if which == "key" else (form.value, form.value_metadata)
-        rows = _floating(step, seal, chunk)
+        rows = np.ascontiguousarray(floating_rows(step, seal, chunk))
         words, scale, origin = (pool.view(seal.page, f"{which}.{part}") for part in ("words", "scale", "origin"))
         # Rows are rewritten in whole steps of the token star: the least that shares no word with other tokens.
         grain, per_step = shape.token_step, shape.words_per_step
@@ -170,7 +160,7 @@ class OnnxBackend(HostArrays):
         self._run(Request(f"{which}.seal", form.spec, form.layout, str(rows.dtype), shape.channels, (("form", form),)), inputs, out)
         if form.spec.overflow == "reject" and out["clamped"][0]:
             where = f"request {seal.request}, tokens {seal.first} to {seal.first + seal.count - 1}"
-            raise overflow_error(where, which, *_extremes(rows), form.spec, metadata)
+            raise overflow_error(where, which, *extremes(rows), form.spec, metadata)
         words[touched] = out["words"]
         scale[:, at : at + count], origin[:, at : at + count] = out["scale"], out["origin"]
         return int(out["clamped"][0])
@@ -239,21 +229,3 @@ class OnnxBackend(HostArrays):
                 f"graph {request.entry!r} failed on backend {self.name!r} (mode {self.mode}, {self.device}): "
                 f"{type(error).__name__}: {error}; its model is {loaded.source} (base64)"
             ) from error
-
-
-def _floating(step: Append, seal: Seal, chunk: np.ndarray | None) -> np.ndarray:
-    """The floating rows that `seal` quantizes: [Hkv, count, D]."""
-    window = step.source.key if seal.which == "key" else step.source.value
-    b, stored = seal.request, int(step.stored[seal.request])
-    tokens = np.arange(seal.first, seal.first + seal.count)
-    rows = window[b][:, tokens[tokens < stored] % window.shape[2]]
-    if chunk is not None and rows.shape[1] < seal.count:
-        rows = np.concatenate([rows, chunk[b][:, tokens[tokens >= stored] - stored]], axis=1)
-    return np.ascontiguousarray(rows)
-
-
-def _extremes(x: np.ndarray) -> tuple[float, float]:
-    """The least and the greatest finite value of rows that hold an offending group."""
-    x = x.astype(np.float32)
-    finite = np.where(np.isfinite(x), x, 0.0)
-    return float(finite.min()), float(finite.max())

@@ -9,9 +9,9 @@ import numpy as np
 
 from kivi import layout as layouts
 from kivi.arrays import as_numpy, from_numpy
-from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, Windows, overflow_error
+from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, overflow_error
 from kivi.backends.reference import attention, quantize
-from kivi.host import HostArrays
+from kivi.host import HostArrays, floating_rows, keep_rows
 from kivi.layout import Layout, Which
 from kivi.pool import PagePool
 from kivi.quantized import QuantizedTensor
@@ -62,8 +62,7 @@ class ReferenceBackend(HostArrays):
 
     def append(self, pool: PagePool, step: Append, k: np.ndarray | None, v: np.ndarray | None) -> int:
         clamped = sum(self._seal(pool, step, seal, k if seal.which == "key" else v) for seal in step.seals)
-        _write(step, step.source.key, step.target.key, k, step.keep_key)
-        _write(step, step.source.value, step.target.value, v, step.keep_value)
+        keep_rows(step, k, v)
         return clamped
 
     def attend(self, reading: Reading, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -72,7 +71,7 @@ class ReferenceBackend(HostArrays):
     def _seal(self, pool: PagePool, step: Append, seal: Seal, chunk: np.ndarray | None) -> int:
         form = pool.format
         arrangement, metadata = (form.key, form.key_metadata) if seal.which == "key" else (form.value, form.value_metadata)
-        rows = _rows(step.source, step, seal, chunk)
+        rows = floating_rows(step, seal, chunk)
         try:
             codes, scale, origin, clamped = quantize.quantize(rows, quantize.rule_of(form.spec, seal.which, metadata))
         except quantize.Overflow as error:
@@ -92,25 +91,3 @@ class ReferenceBackend(HostArrays):
         scales[:, at : at + scale.shape[1]] = scale
         origins[:, at : at + origin.shape[1]] = origin
         return clamped
-
-
-def _write(step: Append, source: np.ndarray, target: np.ndarray, chunk: np.ndarray | None, keep: np.ndarray) -> None:
-    """The rows from token `keep` on into the target window: older ones if it is a fresh window, then those of this call."""
-    for b, stored in enumerate(step.stored.tolist()):
-        if target is not source:
-            old = np.arange(keep[b], stored)
-            target[b][:, old % target.shape[2]] = source[b][:, old % source.shape[2]]
-        if chunk is not None:
-            new = np.arange(max(int(keep[b]), stored), stored + int(step.counts[b]))
-            target[b][:, new % target.shape[2]] = chunk[b][:, new - stored]
-
-
-def _rows(windows: Windows, step: Append, seal: Seal, chunk: np.ndarray | None) -> np.ndarray:
-    """The floating rows that `seal` quantizes: [Hkv, count, D]."""
-    window = windows.key if seal.which == "key" else windows.value
-    b, stored = seal.request, int(step.stored[seal.request])
-    tokens = np.arange(seal.first, seal.first + seal.count)
-    old = window[b][:, tokens[tokens < stored] % window.shape[2]]
-    if chunk is None or len(old[0]) == seal.count:
-        return old
-    return np.concatenate([old, chunk[b][:, tokens[tokens >= stored] - stored]], axis=1)

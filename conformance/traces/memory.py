@@ -73,7 +73,7 @@ def grows(subject: Subject, tally: Tally) -> None:
     words = sum(pack(codes, layout, which, 2, 16).size * layout_text(layout, which)[1] // 8 for which in ("key", "value"))
     page = packed + 2 * words - 16 * 2 * 2 * 64 * Fraction(2, 8)
     for grown in (sizes[1] - sizes[0], sizes[2] - sizes[1]):
-        if not 8 * packed <= grown <= 9 * page + 512:
+        if not 8 * page <= grown <= 9 * page + 512:
             raise Mismatch(
                 f"128 more tokens took {grown} bytes; packed they take {int(8 * packed)}, in pages of layout {layout!r} {int(8 * page)}, "
                 f"in full precision {128 * 2 * 2 * 64 * 2}"

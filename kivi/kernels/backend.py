@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kivi.backend import Append, Backend, Manifest, Reading, Seal, Windows, overflow_error
+from kivi.backend import Append, Backend, Manifest, Reading, Seal, Windows, extremes, overflow_error
 from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, KiviError, MetadataOverflowError, UnsupportedError
 from kivi.kernels.library import Library, Loaded
@@ -97,9 +97,6 @@ class KernelBackend(Backend):
 
     # recording a step
 
-    #: Whether `record` works in this mode.
-    can_record = False
-
     def record(self, phases: Sequence[Callable[[Any], None]]) -> Callable[[], None]:
         """What the phases launch, as a function that does it again on the same arrays.
 
@@ -130,7 +127,7 @@ class KernelBackend(Backend):
             strided["flat"] = self.empty((batch * heads * rows * groups,), "uint8")
             self._launch(loaded, programs, {**strided, "flag": flag, "blocks": programs[1]})
             if spec.overflow == "reject" and self.to_host(flag).any():
-                raise overflow_error(f"{which} tensor", which, *_extremes(self.to_host(x)), spec, metadata)
+                raise overflow_error(f"{which} tensor", which, *extremes(self.to_host(x)), spec, metadata)
             shape = arrangement(layout, which, side.bits, spec.key.residual, channels)
             loaded = self.library.get(Request(f"{which}.encode", spec, layout, dtype, channels, options))
             self._launch(loaded, loaded.generated.programs({**values, "units": _units(shape)}), {**strided, **_extent("words", words)})
@@ -335,7 +332,7 @@ class KernelBackend(Backend):
         form = pool.format
         given = [self.to_host(a) for a in (window, chunk) if a is not None]
         metadata = form.key_metadata if which == "key" else form.value_metadata
-        return overflow_error(where, which, *_extremes(np.concatenate(given, 2)), form.spec, metadata)
+        return overflow_error(where, which, *extremes(np.concatenate(given, 2)), form.spec, metadata)
 
     # arguments
 
@@ -408,10 +405,3 @@ def _groups(form: PageFormat, which: str) -> int:
 def _units(shape: Any) -> int:
     """Units of a page: the places that are not words of a unit."""
     return int(np.prod([d.extent for d in shape.places if d.axis != "w"], dtype=np.int64))
-
-
-def _extremes(x: np.ndarray) -> tuple[float, float]:
-    """The least and the greatest finite value of rows that hold an offending group."""
-    x = x.astype(np.float32)
-    finite = np.where(np.isfinite(x), x, 0.0)
-    return float(finite.min()), float(finite.max())

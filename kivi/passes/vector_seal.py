@@ -1,10 +1,11 @@
 """Sealing in one kernel, for processors where a program costs nothing: scales, origins and words together.
 
-Where the slots of a value's word are tokens, as in `lanes32`, the codes of one row lie in words of their own, a word a channel. So a
-program that owns a page of a head can seal row by row: it reduces the groups of a row, and puts the row's codes into their place in
-those words. A decode step, which seals one row, then reads one row and touches one row of words. Where the slots of a key's word are
-neighbouring channels, a group of tokens has words of its own, so a program seals one group. (`kivi.passes.append` takes two kernels, in
-which a program owns whole words of any layout, and reads the rows of all slots.)
+It takes pages whose seals lie in words of their own (`PageFormat.seals_apart`). Where the slots of a value's word are tokens, as in
+`lanes32`, the codes of one row lie in words of their own, a word a channel. So a program that owns a page of a head can seal row by row: it
+reduces the groups of a row, and puts the row's codes into their place in those words. A decode step, which seals one row, then reads one
+row and touches one row of words. Where the slots of a key's word are neighbouring channels, a group of tokens has words of its own, so a
+program seals one group. (`kivi.passes.append` takes two kernels, in which a program owns whole words of any layout, and reads the rows of
+all slots.)
 """
 
 from __future__ import annotations
@@ -19,13 +20,6 @@ from kivi.passes.pages import Pages
 from kivi.passes.quantize import group_extremes
 from kivi.passes.tensors import Kernel
 from kivi.pool import PageFormat
-
-
-def serves(form: PageFormat, which: str) -> bool:
-    """Whether the kernel of this file for `which` side knows the layout of a cache."""
-    if which == "value":
-        return all(digit.axis == "t" for digit in form.value.slots)
-    return all((digit.axis, digit.weight) == ("c", 1 << i) for i, digit in enumerate(form.key.slots))
 
 
 class Rows(pages.Rows):
