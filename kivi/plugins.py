@@ -11,13 +11,12 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import InvalidName, canonicalize_name
 
 from kivi import distributions
 from kivi.backend import Backend, Manifest, read_manifest
@@ -145,9 +144,8 @@ def missing_packages(name: str, mode: str | None = None) -> list[str]:
             several = packages.replace(" | ", " or ")
             out.append(f"{several} is not installed (needs {several}{versions})")
             continue
-        wanted = Requirement(found[0] + versions)
-        if not wanted.specifier.contains(found[1], prereleases=True):
-            out.append(f"{found[0]} {found[1]} is installed (needs {wanted})")
+        if not _range(versions).contains(found[1], prereleases=True):
+            out.append(f"{found[0]} {found[1]} is installed (needs {found[0]}{versions})")
     return out
 
 
@@ -179,22 +177,24 @@ def _check_requires(manifest: Manifest, where: str) -> None:
         for packages, versions in table.items():
             try:
                 for package in packages.split("|"):
-                    if Requirement(package).name != package.strip():
-                        raise InvalidRequirement("it is more than a name")
-            except InvalidRequirement as error:
-                raise UnsupportedError(
-                    f"{where}: it requires {packages!r}, which names no package: {str(error).splitlines()[0]}; use NAME or A | B"
-                ) from None
+                    canonicalize_name(package.strip(), validate=True)
+            except InvalidName as error:
+                raise UnsupportedError(f"{where}: it requires {packages!r}, which names no package: {error}; use NAME or A | B") from None
             try:
-                SpecifierSet(versions)
+                _range(versions)
             except InvalidSpecifier:
                 raise UnsupportedError(
                     f"{where}: it requires {packages} in versions {versions!r}, which is no range of versions; use one like '>=1.2,<2'"
                 ) from None
 
 
+@cache
+def _range(versions: str) -> SpecifierSet:
+    return SpecifierSet(versions)
+
+
 def _in_tree() -> list[tuple[str, Path]]:
-    folder = Path(str(resources.files("kivi") / "backends"))
+    folder = Path(__file__).parent / "backends"
     return [(f"kivi.backends.{path.parent.name}", path) for path in sorted(folder.glob("*/backend.toml"))]
 
 
