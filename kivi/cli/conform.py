@@ -48,7 +48,7 @@ def conform(
 
     Exit 1 if a case failed or errored, or if none passed. Whole runs are also summed up for `kivi backends`.
     """
-    from kivi import results
+    from kivi import jit, results
     from kivi.plugins import conformance_runner, summary_update
 
     _writable("--json", json_path)
@@ -71,7 +71,10 @@ def conform(
     for path in (junit_path, html_path):
         if path:
             report.save(path)
-    for folder in [f for f in (None if cases else results.local_folder(), summary_path) if f]:
+    folders = [summary_path] if summary_path else []
+    if not cases:
+        folders.append(jit.writable(results.local_folder()))
+    for folder in folders:
         summary_update()(folder, report)
     if json_path == STDOUT:
         click.echo(report.to_json())

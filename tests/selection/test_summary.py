@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from kivi import plugins, results
+from kivi.cli import cli
 from kivi.conformance import run, select_cases, summary
 from kivi.errors import InputError
 from kivi.support import matrix
@@ -71,3 +73,12 @@ def test_the_matrix_tells_a_mode_that_was_not_run(monkeypatch):
     assert sum("| not run |" in line for line in lines) == sum(len(f.manifest.modes) for f in plugins.found().values()) * 3
     monkeypatch.undo()
     assert any(line.startswith("| reference | device | quantize |") and "not run" not in line for line in matrix().splitlines())
+
+
+def test_a_run_whose_summary_cannot_be_kept(tmp_path, monkeypatch):
+    """The result stands; a cache folder that cannot be written costs only the note of it."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KIVI_CACHE_DIR", str(tmp_path / "file" / "below"))
+    result = CliRunner().invoke(cli, ("conform", "--backend", "reference", "--profile", "attention"))
+    assert result.exit_code == 0, result.output
+    assert "conforms" in result.output
