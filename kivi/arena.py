@@ -16,33 +16,41 @@ import numpy as np
 from kivi.dtypes import np_dtype
 
 REGION = 64 << 20  # bytes
-LINE = 64  # bytes of a line of the processor's caches
 MAPPED = 64 << 10  # bytes from which an array has pages of its own
 
 
 class Arena:
-    """Zeroed memory, cut from regions one after another."""
+    """Zeroed pages, cut from regions one after another."""
 
     def __init__(self) -> None:
         self._region = np.empty(0, np.uint8)
         self._used = 0
+        self._pages: dict[tuple[int, int], np.ndarray] = {}  # the region as pages, by their shape
         self._lock = threading.Lock()  # caches of several threads may share a backend
 
-    def zeros(self, count: int, step: int = LINE) -> np.ndarray:
-        """`count` zeroed bytes, uint8, that begin at a multiple of `step` in their region. Raises `MemoryError`."""
+    def slab(self, count: int, heads: int, size: int) -> tuple[np.ndarray, int]:
+        """`count` pages [heads, size], uint8: all pages of a region [P, heads, size], and which is the first of them. Raises `MemoryError`.
+
+        A region has one such array for all slabs of a shape. Each array has a few bytes in the heap of the process. One a slab, made when
+        a prefill has its activations there, would leave holes between them that no later chunk fits in.
+        """
+        page = heads * size
         with self._lock:
-            start = -(-self._used // step) * step
-            if start + count > len(self._region):
-                self._region, start = mapped(max(REGION, count), huge=True), 0
-            self._used = start + count
-            return self._region[start : self._used]
+            first = -(-self._used // page)
+            if (first + count) * page > len(self._region):
+                self._region, self._pages, first = mapped(max(REGION, count * page), huge=True), {}, 0
+            if (heads, size) not in self._pages:
+                whole = len(self._region) // page
+                self._pages[heads, size] = self._region[: whole * page].reshape(whole, heads, size)
+            self._used = (first + count) * page
+            return self._pages[heads, size], first
 
 
-def region_of(slab: np.ndarray) -> tuple[np.ndarray, int]:
-    """The region of a slab, uint8, and where in it the slab begins."""
+def region_of(slab: np.ndarray) -> np.ndarray:
+    """The region, uint8, that a slab is an array of."""
     region = slab.base
     assert isinstance(region, np.ndarray)
-    return region, slab.ctypes.data - region.ctypes.data
+    return region
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -300,6 +300,11 @@ class Backend(ABC):
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A zero-filled array; dtypes by name."""
 
+    def slab(self, pages: int, heads: int, size: int) -> tuple[Any, int]:
+        """Zeroed memory of so many pages, each [heads, size] bytes: an array of pages, uint8 [P, heads, size], and which is the first of
+        them. Slabs may be parts of one array, which then is the same object."""
+        return self.zeros((pages, heads, size), "uint8"), 0
+
     @abstractmethod
     def to_host(self, a: Any) -> np.ndarray:
         """A NumPy copy or view."""

@@ -109,7 +109,7 @@ class PagePool:
         self.backend = backend
         self.format = form
         self.max_pages = max_pages
-        self.slabs: list[dict[str, Any]] = []
+        self.slabs: dict[int, dict[str, Any]] = {}
         self.raw: list[Any] = []
         self.refs: list[int] = []
         self._where: list[tuple[int, int]] = []
@@ -134,6 +134,8 @@ class PagePool:
     def view(self, page: int, field: str) -> Any:
         """The backend's array of one field of a page: [Hkv, *shape]."""
         slab, index = self._where[page]
+        if slab not in self.slabs:
+            self.slabs[slab] = self.backend.page_views(self.raw[slab], self.format)
         return self.slabs[slab][field][index]
 
     def lend(self, count: int) -> list[int]:
@@ -168,14 +170,14 @@ class PagePool:
             size = min(size, self.max_pages - total)
         form = self.format
         try:
-            raw = self.backend.zeros((size, form.kv_heads, form.bytes), "uint8")
+            raw, first = self.backend.slab(size, form.kv_heads, form.bytes)
         except MemoryError as error:
             raise CapacityError(
                 f"backend {self.backend.name!r} could not allocate {size * form.page_bytes} bytes for {size} pages: {error}; "
                 f"free memory, or bound the cache with max_tokens"
             ) from error
-        self.raw.append(raw)
-        self.slabs.append(self.backend.page_views(raw, form))
-        self._where += [(len(self.raw) - 1, i) for i in range(size)]
+        if not self.raw or raw is not self.raw[-1]:
+            self.raw.append(raw)
+        self._where += [(len(self.raw) - 1, first + i) for i in range(size)]
         self.refs += [0] * size
         self._free += range(total + size - 1, total - 1, -1)

@@ -67,10 +67,10 @@ class CpuBackend(HostBackend):
         return a if a.strides[-1:] == (a.itemsize,) or a.ndim == 0 else np.ascontiguousarray(a)
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """As in `HostBackend`; slabs of pages, which are bytes, lie together."""
-        if dtype == "uint8" and len(shape) == 3:
-            return self._arena.zeros(math.prod(shape)).reshape(shape)
         return arena.zeros(shape, dtype)
+
+    def slab(self, pages: int, heads: int, size: int) -> tuple[np.ndarray, int]:
+        return self._arena.slab(pages, heads, size)
 
     def schedules(self, form: PageFormat, q_heads: int, rows: int) -> dict[str, Schedule]:
         return schedules(form, q_heads, rows)
@@ -103,7 +103,7 @@ class CpuBackend(HostBackend):
     def table(self, reading: Reading, width: int = 1) -> np.ndarray:
         """As in `KernelBackend`; the last one is kept, since a page comes only every so many steps."""
         pool = reading.pool
-        key = (len(pool.raw), width, reading.pages.tobytes(), reading.table.shape, reading.table.tobytes())
+        key = (width, reading.pages.tobytes(), reading.table.shape, reading.table.tobytes())
         found = self._tables.get(pool)
         if found is None or found[0] != key:
             found = key, super().table(reading, width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -66,10 +65,10 @@ class OnnxBackend(HostArrays):
         return np.ascontiguousarray(super().adopt(x, what))
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """A zero-filled array; slabs of pages, which are bytes, lie together."""
-        if dtype == "uint8" and len(shape) == 3:
-            return self._arena.zeros(math.prod(shape), shape[2]).reshape(shape)
         return arena.zeros(shape, dtype)
+
+    def slab(self, pages: int, heads: int, size: int) -> tuple[np.ndarray, int]:
+        return self._arena.slab(pages, heads, size)
 
     # whole tensors
 

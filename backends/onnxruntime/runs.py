@@ -91,8 +91,7 @@ def _sealed(reading: Reading, b: int, key_sealed: int, value_sealed: int, values
 def _place(pool: PagePool, page: int) -> tuple[np.ndarray, int]:
     """The region that holds a page, and the byte at which it begins."""
     slab, index = pool.where(page)
-    region, start = region_of(pool.raw[slab])
-    return region, start + index * pool.format.page_bytes
+    return region_of(pool.raw[slab]), index * pool.format.page_bytes
 
 
 def _history(form: PageFormat, region: np.ndarray, pages: list[int], first: int) -> Run:

@@ -38,7 +38,7 @@ class KernelBackend(Backend):
     def __init__(self, manifest: Manifest, mode: str, device: str, versions: dict[str, str], library: Library) -> None:
         super().__init__(manifest, mode, device, versions)
         self.library = library
-        self._placed: WeakKeyDictionary[PagePool, tuple[int, np.ndarray]] = WeakKeyDictionary()  # slabs, `_places`
+        self._placed: WeakKeyDictionary[PagePool, np.ndarray] = WeakKeyDictionary()  # `_places`
 
     @property
     def kernel(self) -> str:
@@ -364,12 +364,12 @@ class KernelBackend(Backend):
 
     def _places(self, pool: PagePool) -> np.ndarray:
         """Distance of every page from the pool's base in bytes, int64 [pages]. Slabs lie where the allocator put them, and stay there."""
-        slabs, places = self._placed.get(pool, (0, np.zeros(0, np.int64)))
-        if slabs < len(pool.raw):
-            base, size = self.address(pool.raw[0]), pool.format.page_bytes
-            more = [self.address(raw) - base + np.arange(len(raw)) * size for raw in pool.raw[slabs:]]
-            places = np.concatenate([places, *more])
-            self._placed[pool] = len(pool.raw), places
+        places = self._placed.get(pool, np.zeros(0, np.int64))
+        if len(places) < len(pool.refs):
+            starts = np.array([self.address(raw) for raw in pool.raw], np.int64)
+            slab, index = np.array([pool.where(page) for page in range(len(places), len(pool.refs))], np.int64).T
+            places = np.concatenate([places, starts[slab] - starts[0] + index * pool.format.page_bytes])
+            self._placed[pool] = places
         return places
 
     def _strides(self, name: str, x: Any) -> dict[str, int]:
