@@ -13,7 +13,21 @@ from typing import Any
 
 from kivi.ir import simt, tile
 from kivi.ir.interp.tile import UnknownOperationError
-from kivi.ir.xdsl import Attribute, FloatAttr, IntegerAttr, MemRefType, ModuleOp, Operation, SSAValue, arith, func, math, memref, scf
+from kivi.ir.xdsl import (
+    Attribute,
+    FloatAttr,
+    IntegerAttr,
+    MemRefType,
+    ModuleOp,
+    Operation,
+    SSAValue,
+    arith,
+    func,
+    math,
+    memref,
+    scf,
+    spelled,
+)
 
 TYPES = {
     "i1": "boolean",
@@ -54,7 +68,7 @@ def signature(module: ModuleOp, name: str) -> dict[str, str]:
 
 
 def _argument_type(kind: Attribute) -> str:
-    return f"*{kind.element}" if isinstance(kind, tile.PtrType) else str(kind)
+    return f"*{kind.element}" if isinstance(kind, tile.PtrType) else spelled(kind)
 
 
 class Printer:
@@ -166,12 +180,12 @@ class Printer:
         if down and width != simt.WARP:
             raise UnknownOperationError(f"the Numba CUDA emitter has no rule for simt.shuffle down in segments of {width}")
         kind, name = op.value.type, "shfl_down_sync" if down else "shfl_xor_sync"
-        if not str(kind).startswith("i"):
+        if not spelled(kind).startswith("i"):
             return f"cuda.{name}({mask}, {value}, {offset})"
         return f"{_type(kind)}(cuda.{name}({mask}, {_signed(kind)}({value}), {offset}))"
 
     def call(self, op: Operation, *operands: str) -> str:
-        kind = str(op.results[0].type)
+        kind = spelled(op.results[0].type)
         if type(op) in CONTRACTED and op.fastmath is not None and arith.FastMathFlag.ALLOW_CONTRACT in op.fastmath.data:  # type: ignore[attr-defined]
             return f" {CONTRACTED[type(op)]} ".join(operands)
         text = CALLS.get((type(op), kind))
@@ -187,10 +201,10 @@ class Printer:
         assert isinstance(value, FloatAttr)
         x = value.value.data
         text = "math.nan" if x != x else repr(x) if abs(x) != float("inf") else "math.inf" if x > 0 else "-math.inf"
-        return f"{_type(kind)}({text})" if str(kind) != "f16" else f"float16(float32({text}))"
+        return f"{_type(kind)}({text})" if spelled(kind) != "f16" else f"float16(float32({text}))"
 
     def bitcast(self, op: arith.BitcastOp, x: str) -> str:
-        source, target = str(op.input.type), str(op.result.type)
+        source, target = spelled(op.input.type), spelled(op.result.type)
         text = {("f32", "i32"): "uint32(libdevice.float_as_int({}))", ("i32", "f32"): "libdevice.int_as_float(int32({}))"}.get(
             (source, target)
         )
@@ -224,14 +238,14 @@ CALLS: dict[tuple[type, str], str] = {
 
 
 def _type(kind: Attribute) -> str:
-    name = str(kind)
+    name = spelled(kind)
     if name not in TYPES:
         raise UnknownOperationError(f"the Numba CUDA emitter has no type for {name}")
     return TYPES[name]
 
 
 def _width(kind: Attribute) -> int:
-    return 32 if str(kind) == "index" else int(str(kind)[1:])
+    return 32 if spelled(kind) == "index" else int(spelled(kind)[1:])
 
 
 def _signed(kind: Attribute) -> str:
@@ -241,7 +255,7 @@ def _signed(kind: Attribute) -> str:
 def _infix(symbol: str) -> Callable[..., str]:
     def rule(printer: Printer, op: Operation, a: str, b: str) -> str:
         kind = op.results[0].type
-        return f"{a} {symbol} {b}" if str(kind) == "i1" else f"{_type(kind)}({a} {symbol} {b})"
+        return f"{a} {symbol} {b}" if spelled(kind) == "i1" else f"{_type(kind)}({a} {symbol} {b})"
 
     return rule
 
@@ -287,7 +301,7 @@ def _to_integer(printer: Printer, op: Operation, x: str) -> str:
 
 
 def _truncate(printer: Printer, op: arith.TruncIOp, x: str) -> str:
-    return f"({x} & 1) != 0" if str(op.result.type) == "i1" else _cast(printer, op, x)
+    return f"({x} & 1) != 0" if spelled(op.result.type) == "i1" else _cast(printer, op, x)
 
 
 RULES: dict[type, Callable[..., str]] = {

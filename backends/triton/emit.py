@@ -14,7 +14,7 @@ from typing import Any
 from kivi.ir import tile
 from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.tile import element_of, shape_of
-from kivi.ir.xdsl import Attribute, ModuleOp, Operation, SSAValue, arith, func, math, scf
+from kivi.ir.xdsl import Attribute, ModuleOp, Operation, SSAValue, arith, func, math, scf, spelled
 
 TYPES = {
     "f16": "float16",
@@ -147,7 +147,7 @@ class Printer:
 
 
 def _type(kind: Attribute) -> str:
-    return f"tl.{TYPES[str(element_of(kind))]}"
+    return f"tl.{TYPES[spelled(element_of(kind))]}"
 
 
 def _unsigned(kind: Attribute) -> str:
@@ -185,7 +185,7 @@ def _unsigned_infix(symbol: str) -> Callable[..., str]:
 def _constant(op: arith.ConstantOp) -> str:
     kind = op.result.type
     value = op.value.value.data  # type: ignore[attr-defined]
-    if str(kind) == "i1":
+    if spelled(kind) == "i1":
         return f"tl.full([], {bool(value)}, tl.int1)"
     text = repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
     return f"tl.full([], {text}, {_type(kind)})"
@@ -194,9 +194,9 @@ def _constant(op: arith.ConstantOp) -> str:
 def _cast(op: tile.CastOp, x: str) -> str:
     source, target = element_of(op.source.type), element_of(op.result.type)
     unsigned = op.sign.data is tile.Sign.UNSIGNED
-    if unsigned and str(source)[0] == "i" and str(source) != "i1":
+    if unsigned and spelled(source)[0] == "i" and spelled(source) != "i1":
         x = f"{x}.to({_unsigned(source)}, bitcast=True)"
-    if unsigned and str(source)[0] != "i" and str(target)[0] == "i":
+    if unsigned and spelled(source)[0] != "i" and spelled(target)[0] == "i":
         return f"{x}.to({_unsigned(target)}).to({_type(target)}, bitcast=True)"
     return f"{x}.to({_type(target)})"
 

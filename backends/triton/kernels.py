@@ -35,13 +35,13 @@ def printed(kernel: Kernel, request: Request) -> Generated:
     from kivi.passes.contract import may_contract
 
     kernel.module.verify()
-    schedule = request.option("schedule")
+    schedule, text = request.option("schedule"), emit.emit(kernel.module)
     return Generated(
         kernel.name,
-        emit.emit(kernel.module),
+        text,
         emit.signature(kernel.module, kernel.name),
         kernel.grid,
-        hashlib.sha256(str(kernel.module).encode()).hexdigest(),
+        hashlib.sha256(text.encode()).hexdigest(),  # a statement an operation: the text is the IR, and printed already
         {"threads": schedule.threads if schedule else THREADS, "fusion": int(schedule is not None and may_contract(kernel.module))},
     )
 

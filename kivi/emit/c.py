@@ -13,7 +13,22 @@ from typing import Any
 
 from kivi.ir import simt, tile
 from kivi.ir.interp.tile import UnknownOperationError
-from kivi.ir.xdsl import Attribute, FloatAttr, IntegerAttr, MemRefType, ModuleOp, Operation, SSAValue, arith, f16, func, math, memref, scf
+from kivi.ir.xdsl import (
+    Attribute,
+    FloatAttr,
+    IntegerAttr,
+    MemRefType,
+    ModuleOp,
+    Operation,
+    SSAValue,
+    arith,
+    f16,
+    func,
+    math,
+    memref,
+    scf,
+    spelled,
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ def signature(module: ModuleOp, name: str) -> dict[str, str]:
     printer, out = Printer(kernel, CUDA), {}
     for argument in kernel.body.block.args:
         kind = argument.type
-        out[printer.name(argument)] = f"*{kind.element}" if isinstance(kind, tile.PtrType) else str(kind)
+        out[printer.name(argument)] = f"*{kind.element}" if isinstance(kind, tile.PtrType) else spelled(kind)
     return out
 
 
@@ -236,7 +251,7 @@ class Printer:
         return self.dialect.shuffle[op.exchange.data.value].format(mask=hex(mask), value=value, offset=offset, width=width)
 
     def call(self, op: Operation, *operands: str) -> str:
-        kind = str(op.results[0].type)
+        kind = spelled(op.results[0].type)
         if type(op) in CONTRACTED and op.fastmath is not None and arith.FastMathFlag.ALLOW_CONTRACT in op.fastmath.data:  # type: ignore[attr-defined]
             return f" {CONTRACTED[type(op)]} ".join(operands)
         text = self.dialect.calls.get((type(op), kind))
@@ -251,11 +266,11 @@ class Printer:
             bits = value.value.data & ((1 << width) - 1)
             return ("true" if bits else "false") if width == 1 else f"{bits}{'ull' if width == 64 else 'u'}"
         assert isinstance(value, FloatAttr)
-        text = _literal(value.value.data, "" if str(kind) == "f64" else "f")
-        return f"f32_to_f16({text})" if str(kind) == "f16" else text
+        text = _literal(value.value.data, "" if spelled(kind) == "f64" else "f")
+        return f"f32_to_f16({text})" if spelled(kind) == "f16" else text
 
     def bitcast(self, op: arith.BitcastOp, x: str) -> str:
-        source, target = str(op.input.type), str(op.result.type)
+        source, target = spelled(op.input.type), spelled(op.result.type)
         if source == target:
             return x
         if source == "f16" or target == "f16":
@@ -266,14 +281,14 @@ class Printer:
         return text.format(x)
 
     def widen(self, op: arith.ExtFOp, x: str) -> str:
-        if str(op.input.type) == "f16":
+        if spelled(op.input.type) == "f16":
             x = f"f16_to_f32({x})"
         return f"({_type(op.result.type)}){x}"
 
     def narrow(self, op: arith.TruncFOp, x: str) -> str:
-        if str(op.result.type) != "f16":
+        if spelled(op.result.type) != "f16":
             return f"({_type(op.result.type)}){x}"
-        if str(op.input.type) != "f32":
+        if spelled(op.input.type) != "f32":
             raise UnknownOperationError(f"the C emitter rounds f32 to f16, not {op.input.type}: it would round twice")
         return f"f32_to_f16({x})"
 
@@ -282,14 +297,14 @@ CONTRACTED: dict[type, str] = {arith.AddfOp: "+", arith.SubfOp: "-", arith.MulfO
 
 
 def _type(kind: Attribute) -> str:
-    name = str(kind)
+    name = spelled(kind)
     if name not in TYPES:
         raise UnknownOperationError(f"the C emitter has no type for {name}")
     return TYPES[name]
 
 
 def _width(kind: Attribute) -> int:
-    return int(str(kind)[1:])
+    return int(spelled(kind)[1:])
 
 
 def _signed(kind: Attribute) -> str:
@@ -367,7 +382,7 @@ def _to_signed(printer: Printer, op: arith.FPToSIOp, x: str) -> str:
 
 
 def _truncate(printer: Printer, op: arith.TruncIOp, x: str) -> str:
-    return f"({x} & 1u) != 0u" if str(op.result.type) == "i1" else _cast(printer, op, x)
+    return f"({x} & 1u) != 0u" if spelled(op.result.type) == "i1" else _cast(printer, op, x)
 
 
 RULES: dict[type, Callable[..., str]] = {

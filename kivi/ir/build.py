@@ -29,11 +29,13 @@ from kivi.ir.xdsl import (
     f16,
     f32,
     func,
+    grouped,
     i1,
     i8,
     i16,
     i32,
     i64,
+    integer,
     math,
     scf,
 )
@@ -202,10 +204,11 @@ class Pointer:
         kind = tile_of(offset.shape, self.element)
         rest = None if other is None else _constant(other, self.element).spread(offset.shape)
         groups = [[self.value], [offset.value], _optional(mask, offset.shape), [] if rest is None else [rest.value]]
-        return Tile(tile.LoadOp.build(operands=groups, result_types=[kind]).result)
+        return Tile(grouped(tile.LoadOp, groups, kind).results[0])
 
     def store(self, offset: Tile, value: Tile, mask: Tile | None = None) -> None:
-        tile.StoreOp.build(operands=[[self.value], [offset.value], [value.spread(offset.shape).value], _optional(mask, offset.shape)])
+        operands = [self.value, offset.value, value.spread(offset.shape).value, *_optional(mask, offset.shape)]
+        tile.StoreOp.create(operands=operands)
 
 
 def kernel(name: str, arguments: dict[str, Attribute], body: Callable[..., None]) -> ModuleOp:
@@ -284,7 +287,7 @@ def _create(op: Any, operands: Sequence[SSAValue], kind: Attribute, **properties
 
 
 def _index(value: int) -> IntegerAttr:
-    return IntegerAttr(value, i64)
+    return integer(value, i64)
 
 
 def _constant(value: Any, element: Attribute) -> Tile:
@@ -292,7 +295,7 @@ def _constant(value: Any, element: Attribute) -> Tile:
         return value
     attribute: IntegerAttr | FloatAttr
     if isinstance(element, IntegerType):
-        attribute = IntegerAttr(int(value), element)
+        attribute = integer(int(value), element)
     else:
         attribute = FloatAttr(float(value), element)  # type: ignore[call-overload]  # any float type
     return Tile(literal(attribute, element))

@@ -12,6 +12,7 @@ element type of their result. And integer signedness is on the op, never guessed
 
 from __future__ import annotations
 
+from functools import cache
 from typing import ClassVar
 
 from kivi.ir.xdsl import (
@@ -29,6 +30,7 @@ from kivi.ir.xdsl import (
     ParsePropInAttrDict,
     Pure,
     SpacedOpaqueSyntaxAttribute,
+    SSAValue,
     StrEnum,
     TensorType,
     TypeAttribute,
@@ -60,14 +62,20 @@ class PtrType(ParametrizedAttribute, TypeAttribute):
 
 def shape_of(kind: Attribute) -> tuple[int, ...]:
     """The shape of a tile; () for a scalar."""
-    return tuple(n.data for n in kind.shape.data) if isinstance(kind, TensorType) else ()
+    return tuple([n.data for n in kind.shape.data]) if type(kind) is TensorType else ()
+
+
+def is_tile(value: SSAValue) -> bool:
+    """Whether a value is a tile, which has at least one axis, or a scalar."""
+    return type(value.type) is TensorType
 
 
 def element_of(kind: Attribute) -> Attribute:
     """The element type of a tile, or the scalar type itself."""
-    return kind.element_type if isinstance(kind, TensorType) else kind
+    return kind.element_type if type(kind) is TensorType else kind
 
 
+@cache
 def tile_of(shape: tuple[int, ...], element: Attribute) -> Attribute:
     """The type of a tile; a scalar type for the empty shape."""
     return TensorType(element, shape) if shape else element

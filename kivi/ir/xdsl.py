@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 from xdsl.builder import Builder as Builder
 from xdsl.builder import ImplicitBuilder as ImplicitBuilder
 from xdsl.context import Context
@@ -97,6 +100,18 @@ def parse(text: str, *dialects: Dialect) -> ModuleOp:
     return module
 
 
+@cache
+def spelled(kind: Attribute) -> str:
+    """A type as text. xDSL makes a printer each time it is asked, and emitters ask for a handful of types at every operation."""
+    return str(kind)
+
+
+@cache
+def integer(value: int, kind: IntegerType) -> IntegerAttr:
+    """An integer attribute; xDSL checks its range each time it makes one."""
+    return IntegerAttr(value, kind)
+
+
 _properties: dict[type[Operation], dict[str, Attribute]] = {}
 
 
@@ -109,6 +124,34 @@ def binary(op: type[Operation], left: SSAValue, right: SSAValue) -> SSAValue:
         _properties[op] = dict(made.properties)
         return made.results[0]
     return op.create(operands=(left, right), result_types=(left.type,), properties=known.copy()).results[0]
+
+
+def made(op: type[Operation], operands: Sequence[SSAValue], kind: Attribute, **properties: Attribute) -> Operation:
+    """An operation with one result and, beside those given, its default properties; for those that have groups of operands, `grouped`."""
+    return op.create(operands=operands, result_types=(kind,), properties=properties)
+
+
+def grouped(op: type[Operation], groups: Sequence[Sequence[SSAValue]], *kinds: Attribute) -> Operation:
+    """An operation whose operands are groups of known or unknown length."""
+    sizes = _sizes(tuple([len(group) for group in groups]))
+    operands = [operand for group in groups for operand in group]
+    return op.create(operands=operands, result_types=kinds, properties={"operandSegmentSizes": sizes})
+
+
+@cache
+def _sizes(lengths: tuple[int, ...]) -> DenseArrayBase:
+    return DenseArrayBase.from_list(i32, lengths)
+
+
+_predicates: dict[tuple[type[Operation], str], dict[str, Attribute]] = {}
+
+
+def comparison(op: type[Operation], left: SSAValue, right: SSAValue, predicate: str) -> Operation:
+    """`arith.cmpi` or `arith.cmpf`, by the name of its predicate."""
+    known = _predicates.get((op, predicate))
+    if known is None:
+        known = _predicates[op, predicate] = dict(op(left, right, predicate).properties)  # type: ignore[call-arg]
+    return op.create(operands=(left, right), result_types=(i1,), properties=known)
 
 
 def constant(value: IntegerAttr | FloatAttr, kind: Attribute) -> SSAValue:

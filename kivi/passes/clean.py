@@ -75,7 +75,7 @@ class _Down:
     def _visit(self, op: Operation, block: Block, mine: list[Hashable], reads: dict[Hashable, Sequence[SSAValue]]) -> Operation | None:
         """Simplify one operation; returns the next one to visit."""
         following = op.next_op
-        if isinstance(op, arith.ConstantOp):
+        if type(op) is arith.ConstantOp:
             self._constant(op)
             return following
         body = _taken(op)
@@ -145,24 +145,25 @@ def _key(op: Operation) -> Hashable:
 def _number(value: SSAValue) -> int | None:
     """The integer that a value is known to be."""
     owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+    if type(owner) is arith.ConstantOp and isinstance(owner.value, IntegerAttr):
         return owner.value.value.data
     return None
 
 
 def _folded(op: Operation) -> Sequence[SSAValue | Attribute] | None:
     """What an operation's results are known to be."""
-    if isinstance(op, IntegerOp):
+    if _of_integers(type(op)):
+        assert isinstance(op, IntegerOp)
         left, right = op.operands
         if _number(left) is not None and _number(right) is None and _commutative(type(op)):
             op.operands[0], op.operands[1] = left, right = right, left
         constant = right.owner
-        if not isinstance(constant, arith.ConstantOp):
+        if type(constant) is not arith.ConstantOp:
             return None
         if isinstance(constant.value, IntegerAttr) and op.is_right_zero(constant.value):
             return (right,)
         return op.fold()
-    if isinstance(op, arith.SelectOp):
+    if type(op) is arith.SelectOp:
         condition, first, second = op.operands
         chosen = _number(condition)
         if chosen is not None:
@@ -173,13 +174,13 @@ def _folded(op: Operation) -> Sequence[SSAValue | Attribute] | None:
 
 def _taken(op: Operation) -> tuple[Block, Sequence[SSAValue]] | None:
     """The body that runs exactly once, with its arguments; an empty one if none ever runs."""
-    if isinstance(op, scf.IfOp):
+    if type(op) is scf.IfOp:
         condition = _number(op.cond)
         if condition is None:
             return None
         region = op.true_region if condition else op.false_region
         return (region.block if region.blocks else Block(), ())
-    if isinstance(op, scf.ForOp):
+    if type(op) is scf.ForOp:
         low, high = _number(op.lb), _number(op.ub)
         if low is None or high is None:
             return None
@@ -233,6 +234,11 @@ def _up(block: Block) -> bool:
             effects |= lasting
         op = above
     return effects
+
+
+@cache
+def _of_integers(kind: type[Operation]) -> bool:
+    return issubclass(kind, IntegerOp)
 
 
 @cache

@@ -14,17 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from kivi.ir import simt, tile
-from kivi.ir.tile import element_of, shape_of
+from kivi.ir.tile import element_of, is_tile, shape_of
 from kivi.ir.xdsl import (
     Block,
     IndexType,
-    IntegerAttr,
     Operation,
     Region,
     SSAValue,
     UnitAttr,
     arith,
+    comparison,
+    grouped,
     i32,
+    integer,
+    made,
     memref,
     scf,
 )
@@ -33,6 +36,7 @@ from kivi.passes import simt_scalar
 #: A place in a tile: one number an axis, known at compile time or at run time (i32)
 Number = int | SSAValue
 Index = tuple[Number, ...]
+INDEX = IndexType()
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,10 @@ class Elements:
 
     def constant(self, value: Any) -> SSAValue:
         """`value`: an integer or float attribute."""
-        return self._once(("constant", value), lambda: arith.ConstantOp(value))
+        return self._once(("constant", value), lambda: made(arith.ConstantOp, (), value.get_type(), value=value))
 
     def number(self, x: Number) -> SSAValue:
-        return self.constant(IntegerAttr(x, i32)) if isinstance(x, int) else x
+        return self.constant(integer(x, i32)) if isinstance(x, int) else x
 
     def add(self, a: Number, b: Number) -> Number:
         if isinstance(a, int) and isinstance(b, int):
@@ -104,10 +108,10 @@ class Elements:
         return 0 if n == 1 else self._binary(arith.RemUIOp, a, n)
 
     def below(self, a: Number, n: int) -> SSAValue:
-        return self._once(("below", a, n), lambda: arith.CmpiOp(self.number(a), self.number(n), "slt"))
+        return self._once(("below", a, n), lambda: comparison(arith.CmpiOp, self.number(a), self.number(n), "slt"))
 
     def _binary(self, kind: Any, a: Number, b: Number) -> SSAValue:
-        return self._once((kind, a, b), lambda: kind(self.number(a), self.number(b)))
+        return self._once((kind, a, b), lambda: made(kind, (self.number(a), self.number(b)), i32))
 
     def _once(self, key: Any, make: Callable[[], Operation]) -> SSAValue:
         for known in self._known:
@@ -234,12 +238,12 @@ class Elements:
 
     def read(self, array: Array, index: Index) -> SSAValue:
         if array.shared:
-            return self.emit(memref.LoadOp.get(array.memory, [self.index(self.flat(index, array.shape))]))
+            return self.emit(_loaded(array.memory, self.index(self.flat(index, array.shape))))
         assert self._own is not None
         mine, slot, depth = self._own
         assert index == mine
         self._registers = True
-        return self.emit(memref.LoadOp.get(array.memory, [self.index(slot)]), depth)  # a thread without this element has no value
+        return self.emit(_loaded(array.memory, self.index(slot)), depth)  # a thread without this element has no value
 
     def put(self, x: SSAValue, array: SSAValue, slot: Number) -> None:
         """Write an element of an array of this thread."""
@@ -249,12 +253,12 @@ class Elements:
     def get(self, array: SSAValue, slot: Number) -> SSAValue:
         """Read an element of an array of this thread, here."""
         self._registers = True
-        op = memref.LoadOp.get(array, [self.index(slot)])
+        op = _loaded(array, self.index(slot))
         self.here(op)
-        return op.res
+        return op.results[0]
 
     def index(self, x: Number) -> SSAValue:
-        return self._once(("index", x), lambda: arith.IndexCastOp(self.number(x), IndexType()))
+        return self._once(("index", x), lambda: made(arith.IndexCastOp, (self.number(x),), INDEX))
 
     def many(self, wanted: Sequence[tuple[SSAValue, Index]]) -> list[SSAValue]:
         """Elements of several tiles; reductions that they need share loops."""
@@ -285,18 +289,18 @@ class Elements:
         else:
             op = value.owner
             assert isinstance(op, Operation)
-            result = self.many([key])[0] if isinstance(op, LOOPS) else self.computed(op, index)
+            result = self.many([key])[0] if type(op) in LOOPS else self.computed(op, index)
         self._known[self._depth.get(result, 0)][key] = result
         return result
 
     def computed(self, op: Operation, index: Index) -> SSAValue:
         """An element of an operation's result that takes no loop."""
-        if isinstance(op, tile.RangeOp):
+        if type(op) is tile.RangeOp:
             return self.number(index[0])
         operands = [self.at(value, place) for value, place in self.sources(op, index)]
-        if isinstance(op, tile.LoadOp):
+        if type(op) is tile.LoadOp:
             return self._load(op, operands)
-        if isinstance(op, MOVES):
+        if type(op) in MOVES:
             return operands[0]
         return simt_scalar.one_element(op, operands, self.emit)
 
@@ -307,10 +311,12 @@ class Elements:
             zero = simt_scalar.zero(kind)
             rest.append(self.constant(zero))
         groups = [[pointer], [offset], rest[:1], rest[1:]]
-        return self.emit(simt.LoadOp.build(operands=groups, result_types=[kind]))
+        return self.emit(grouped(simt.LoadOp, groups, kind))
 
     def sources(self, op: Operation, index: Index) -> list[tuple[SSAValue, Index]]:
         """Which elements of its operands an element of a result needs."""
+        if type(op) not in _REARRANGED:
+            return [(operand, index if is_tile(operand) else ()) for operand in op.operands]
         if isinstance(op, tile.ExpandOp):
             axis = op.axis.value.data
             return [(op.source, index[:axis] + index[axis + 1 :])]
@@ -318,10 +324,9 @@ class Elements:
             return [(op.source, tuple(0 if n == 1 else i for i, n in zip(index, shape_of(op.source.type), strict=True)))]
         if isinstance(op, tile.ReshapeOp):
             return [(op.source, self.reshaped(index, shape_of(op.result.type), shape_of(op.source.type)))]
-        if isinstance(op, tile.PermuteOp):
-            place = dict(zip(op.order.get_values(), index, strict=True))
-            return [(op.source, tuple(place[i] for i in range(len(index))))]
-        return [(operand, index if shape_of(operand.type) else ()) for operand in op.operands]
+        assert isinstance(op, tile.PermuteOp)
+        place = dict(zip(op.order.get_values(), index, strict=True))
+        return [(op.source, tuple(place[i] for i in range(len(index))))]
 
     def _reductions(self, value: SSAValue, index: Index, found: dict[tuple[SSAValue, Index], None], seen: set[Any]) -> None:
         """The reductions that an element needs and that are not computed yet, without those inside them."""
@@ -331,7 +336,7 @@ class Elements:
         seen.add(key)
         op = value.owner
         assert isinstance(op, Operation)
-        if isinstance(op, LOOPS):
+        if type(op) in LOOPS:
             found[key] = None
         else:
             for source, place in self.sources(op, index):
@@ -370,10 +375,16 @@ class Elements:
         return self.loop(steps, starts, body)
 
 
-LOOPS = (tile.ReduceOp, tile.DotOp)
-MOVES = (tile.SplatOp, tile.ExpandOp, tile.BroadcastOp, tile.ReshapeOp, tile.PermuteOp, tile.MultipleOp)
+LOOPS = frozenset({tile.ReduceOp, tile.DotOp})
+MOVES = frozenset({tile.SplatOp, tile.ExpandOp, tile.BroadcastOp, tile.ReshapeOp, tile.PermuteOp, tile.MultipleOp})
+_REARRANGED = frozenset({tile.ExpandOp, tile.BroadcastOp, tile.ReshapeOp, tile.PermuteOp})  # of MOVES: to another index
 #: Operations whose result may be computed element by element, again wherever it is used.
-LAZY = (*simt_scalar.ELEMENTWISE, *MOVES, *LOOPS, tile.RangeOp, tile.LoadOp)
+LAZY = simt_scalar.ELEMENTWISE | MOVES | LOOPS | {tile.RangeOp, tile.LoadOp}
+
+
+def _loaded(array: SSAValue, place: SSAValue) -> Operation:
+    """A read of an array of the block or of a thread."""
+    return made(memref.LoadOp, (array, place), array.type.element_type)  # type: ignore[attr-defined]
 
 
 def term(op: Operation | Block, index: Index, i: Number) -> tuple[SSAValue, Index]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from kivi.ir import tile
 from kivi.ir.interp.tile import UnknownOperationError
-from kivi.ir.tile import element_of, shape_of
+from kivi.ir.tile import element_of, is_tile, shape_of
 from kivi.ir.xdsl import Block, Operation, SSAValue, arith, func, math, scf
 from kivi.passes.simt_element import LAZY, LOOPS, count, length
 from kivi.passes.simt_memory import bytes_of
@@ -31,7 +31,7 @@ LOOP_STEPS = 8  # that a loop of the kernel is taken to have
 WASTE = 64  # operations an element that may be repeated because a use needs it several times
 REPEATS = 1024  # operations an element that may be repeated because several uses need it
 SHARED_BYTES = 40 << 10  # of tiles that are kept to save work; 48 KiB are there
-SLOW = (arith.DivfOp, arith.DivUIOp, arith.RemUIOp, math.ExpOp, math.Exp2Op, math.Log2Op)
+SLOW = {arith.DivfOp, arith.DivUIOp, arith.RemUIOp, math.ExpOp, math.Exp2Op, math.Log2Op}
 
 
 @dataclass
@@ -60,10 +60,6 @@ def plan(kernel: func.FuncOp, threads: int) -> Plan:
     return _Planner(kernel, threads).plan()
 
 
-def is_tile(value: SSAValue) -> bool:
-    return bool(shape_of(value.type))
-
-
 def cells(op: scf.ForOp) -> Iterator[tuple[SSAValue, SSAValue, SSAValue, SSAValue]]:
     """(initial value, value in the loop, next value, value after the loop) of what a loop carries."""
     following = op.body.block.last_op
@@ -76,9 +72,9 @@ class _Planner:
         self.block, self.threads = kernel.body.block, threads
         self.order: dict[Operation, int] = {}
         self.depth: dict[SSAValue, int] = {}
-        self.tiles: list[SSAValue] = []  # results of operations, in order
+        self.tiles: list[tuple[SSAValue, Operation]] = []  # results of operations, in order
         self.forced: set[SSAValue] = set()
-        self.sources: dict[Operation, list[SSAValue]] = {}
+        self.sources: dict[Operation, list[SSAValue]] = {}  # the tiles that an operation computes from
         self.sizes: dict[SSAValue, int] = {}
         self._survey(self.block, 0)
         self._reads: dict[SSAValue, frozenset[SSAValue]] = {}
@@ -114,18 +110,14 @@ class _Planner:
                 self._survey(op.body.block, depth + 1)
             elif isinstance(op, tile.ScanOp):
                 self.forced.add(op.result)
-            elif not isinstance(op, (*LAZY, tile.StoreOp, tile.ProgramIdOp, scf.YieldOp, func.ReturnOp)):
+            elif type(op) not in LAZY and not isinstance(op, tile.StoreOp | tile.ProgramIdOp | scf.YieldOp | func.ReturnOp):
                 raise UnknownOperationError(f"there is no lowering of {op.name} to simt")
             if not isinstance(op, scf.ForOp):
-                self.tiles += [result for result in op.results if is_tile(result)]
+                self.tiles += [(result, op) for result in op.results if is_tile(result)]
 
     def _note(self, values: Sequence[SSAValue], depth: int) -> None:
         self.depth.update((value, depth) for value in values)
         self.sizes.update((value, count(shape_of(value.type))) for value in values)
-
-    def _operands(self, op: Operation) -> list[SSAValue]:
-        """The tiles that an operation with a result computes from."""
-        return self.sources[op]
 
     # -- how often elements are computed
 
@@ -141,13 +133,14 @@ class _Planner:
 
         def visit(block: Block, depth: int) -> None:
             for op in reversed(list(block.ops)):
+                is_loop = isinstance(op, scf.ForOp)
                 if isinstance(op, scf.ForOp):
                     visit(op.body.block, depth + 1)
-                for operand in self._operands(op):
-                    if op.results and not isinstance(op, scf.ForOp):
+                for operand in self.sources[op]:
+                    if op.results and not is_loop:
                         result = op.results[0]
-                        factor = length(op) if isinstance(op, LOOPS) and operand is not getattr(op, "acc", None) else 1
-                        if isinstance(op, tile.ScanOp):
+                        factor = length(op) if type(op) in LOOPS and operand is not getattr(op, "acc", None) else 1
+                        if type(op) is tile.ScanOp:
                             use(operand, self.sizes[operand], self.sizes[operand], depth)
                         elif result in self.kept:
                             use(operand, self.sizes[result] * factor, self.sizes[result] * factor, depth)
@@ -163,18 +156,17 @@ class _Planner:
         kept, room = set(self.forced), SHARED_BYTES
         weight: dict[SSAValue, int] = {}
         loops: dict[SSAValue, bool] = {}
-        for value in self.tiles:
-            op = value.owner
-            assert isinstance(op, Operation)
+        for value, op in self.tiles:
             weight[value], loops[value] = 1, False
             if value in kept:
                 continue
-            inner = sum(weight.get(o, 1) for o in self._operands(op))
-            inner = (inner + 1) * length(op) if isinstance(op, LOOPS) else inner + _cost(op)
-            runs_loop = isinstance(op, LOOPS) or any(loops.get(o, False) for o in self._operands(op))
+            sources, runs_loop = self.sources[op], type(op) in LOOPS
+            inner = sum([weight.get(o, 1) for o in sources])
+            inner = (inner + 1) * length(op) if runs_loop else inner + _cost(op)
+            runs_loop = runs_loop or any(loops[o] for o in sources if o in loops)
             n = self.sizes[value]
             keep = total[value] > 0 and (
-                (isinstance(op, tile.ReduceOp) and 2 * n <= self.threads and length(op) >= 8)
+                (type(op) is tile.ReduceOp and 2 * n <= self.threads and length(op) >= 8)
                 or (
                     not self._passes_on(value)
                     and (
@@ -198,7 +190,7 @@ class _Planner:
         if len(users) != 1:
             return False
         [user] = users
-        return isinstance(user, LAZY) and not isinstance(user, tile.DotOp | tile.BroadcastOp)
+        return type(user) in _REPEATS_NOTHING
 
     # -- loads that a store overtakes
 
@@ -221,20 +213,21 @@ class _Planner:
         """Operations that make elements be computed, and of which tiles."""
         for op in self.order:
             if isinstance(op, tile.StoreOp | scf.ForOp | scf.YieldOp) or any(r in self.kept for r in op.results):
-                yield op, self._operands(op)
+                yield op, self.sources[op]
 
     def _loads(self, values: Sequence[SSAValue]) -> set[SSAValue]:
         out: set[SSAValue] = set()
         waiting, seen = list(values), set(self.kept)
         while waiting:
             value = waiting.pop()
-            if value in seen or not is_tile(value):
+            if value in seen:
                 continue
             seen.add(value)
-            assert isinstance(value.owner, Operation)
-            if isinstance(value.owner, tile.LoadOp):
+            op = value.owner
+            assert isinstance(op, Operation)
+            if type(op) is tile.LoadOp:
                 out.add(value)
-            waiting += value.owner.operands
+            waiting += self.sources[op]
         return out
 
     def _last_run(self, root: Operation, load: Operation) -> int:
@@ -302,7 +295,7 @@ class _Planner:
     def _needs(self, value: SSAValue) -> frozenset[SSAValue]:
         op = value.owner
         assert isinstance(op, Operation)
-        out = self._of(op.operands)
+        out = self._of(self.sources[op])
         return out | {op.pointer} if isinstance(op, tile.LoadOp) else out
 
     # -- carried tiles that stay with a thread
@@ -318,7 +311,7 @@ class _Planner:
         elsewhere: set[SSAValue] = set()
 
         def visit(value: SSAValue, place: tuple[int, ...] | None, seen: set) -> None:
-            if not is_tile(value) or (value, place) in seen:
+            if (value, place) in seen:
                 return
             seen.add((value, place))
             if value in self.kept:
@@ -327,24 +320,25 @@ class _Planner:
                 return
             op = value.owner
             assert isinstance(op, Operation)
-            stays = isinstance(op, LAZY) and not isinstance(op, (*LOOPS, *_MOVED))
-            for operand in op.operands:
+            stays = type(op) in _IN_PLACE
+            for operand in self.sources[op]:
                 visit(operand, place if stays else None, seen)
 
         for root, values in self._roots():
             shared_walk = isinstance(root, tile.ReduceOp | tile.ScanOp)
             for value in values:
                 place = None if shared_walk else shape_of(value.type)
-                if any(r in self.kept for r in root.results) and isinstance(root, _MOVED + LOOPS):
+                if any(r in self.kept for r in root.results) and type(root) in _MOVED | LOOPS:
                     place = None
                 visit(value, place, set())
         return {value for value, name in cell.items() if name not in elsewhere}
 
 
-_MOVED = (tile.SplatOp, tile.ExpandOp, tile.BroadcastOp, tile.ReshapeOp, tile.PermuteOp)
+_MOVED = {tile.SplatOp, tile.ExpandOp, tile.BroadcastOp, tile.ReshapeOp, tile.PermuteOp}
+_IN_PLACE = LAZY - LOOPS - _MOVED  # an element comes from those at the same index
+_REPEATS_NOTHING = LAZY - {tile.DotOp, tile.BroadcastOp}
+_COSTS = {**dict.fromkeys({tile.LoadOp, *SLOW}, 8), **dict.fromkeys({*_MOVED, tile.RangeOp}, 0)}
 
 
 def _cost(op: Operation) -> int:
-    if isinstance(op, (tile.LoadOp, *SLOW)):
-        return 8
-    return 0 if isinstance(op, (*_MOVED, tile.RangeOp)) else 1
+    return _COSTS.get(type(op), 1)

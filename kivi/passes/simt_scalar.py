@@ -12,58 +12,76 @@ from typing import Any
 from kivi.ir import tile
 from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.tile import Combine, Sign, element_of
-from kivi.ir.xdsl import Attribute, FloatAttr, IntegerAttr, IntegerType, Operation, SSAValue, arith, f16, f32, f64, i1, i32, math
+from kivi.ir.xdsl import (
+    Attribute,
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+    Operation,
+    SSAValue,
+    arith,
+    comparison,
+    f16,
+    f32,
+    f64,
+    i1,
+    i32,
+    made,
+    math,
+)
 
 Emit = Callable[[Operation], SSAValue]
 
 #: Operations that are copied as they are.
-COPIED: tuple[type[Operation], ...] = (
-    arith.ConstantOp,
-    arith.AddiOp,
-    arith.SubiOp,
-    arith.MuliOp,
-    arith.MaxSIOp,
-    arith.MinSIOp,
-    arith.DivUIOp,
-    arith.RemUIOp,
-    arith.AndIOp,
-    arith.OrIOp,
-    arith.XOrIOp,
-    arith.ShLIOp,
-    arith.ShRUIOp,
-    arith.AddfOp,
-    arith.SubfOp,
-    arith.MulfOp,
-    arith.DivfOp,
-    arith.MaxnumfOp,
-    arith.MinnumfOp,
-    arith.NegfOp,
-    arith.BitcastOp,
-    math.ExpOp,
-    math.Exp2Op,
-    math.Log2Op,
-    math.AbsFOp,
-    math.RoundEvenOp,
+COPIED: frozenset[type[Operation]] = frozenset(
+    {
+        arith.ConstantOp,
+        arith.AddiOp,
+        arith.SubiOp,
+        arith.MuliOp,
+        arith.MaxSIOp,
+        arith.MinSIOp,
+        arith.DivUIOp,
+        arith.RemUIOp,
+        arith.AndIOp,
+        arith.OrIOp,
+        arith.XOrIOp,
+        arith.ShLIOp,
+        arith.ShRUIOp,
+        arith.AddfOp,
+        arith.SubfOp,
+        arith.MulfOp,
+        arith.DivfOp,
+        arith.MaxnumfOp,
+        arith.MinnumfOp,
+        arith.NegfOp,
+        arith.BitcastOp,
+        math.ExpOp,
+        math.Exp2Op,
+        math.Log2Op,
+        math.AbsFOp,
+        math.RoundEvenOp,
+    }
 )
-ELEMENTWISE = (*COPIED, tile.CastOp, tile.CompareOp, tile.SelectOp)
+ELEMENTWISE = COPIED | {tile.CastOp, tile.CompareOp, tile.SelectOp}
 
-_BITS_ONLY = (arith.ConstantOp, arith.BitcastOp)  # of COPIED: no arithmetic on their operands
+_BITS_ONLY = {arith.ConstantOp, arith.BitcastOp}  # of COPIED: no arithmetic on their operands
 
 
 def one_element(op: Operation, operands: Sequence[SSAValue], emit: Emit) -> SSAValue:
     """What an operation of `ELEMENTWISE` computes for one element of each operand. Raises `UnknownOperationError`."""
-    if isinstance(op, tile.CastOp):
+    if type(op) is tile.CastOp:
         return cast(operands[0], element_of(op.result.type), op.sign.data, emit)
-    if isinstance(op, tile.CompareOp):
+    if type(op) is tile.CompareOp:
         return _compare(op, *operands, emit=emit)
-    if isinstance(op, tile.SelectOp):
-        return emit(arith.SelectOp(*operands))
-    if not isinstance(op, COPIED):
+    if type(op) is tile.SelectOp:
+        return emit(made(arith.SelectOp, operands, operands[1].type))
+    if type(op) not in COPIED:
         raise UnknownOperationError(f"there is no lowering of {op.name} to simt")
-    if isinstance(op, arith.ConstantOp) and not isinstance(op.value, IntegerAttr | FloatAttr):
+    if type(op) is arith.ConstantOp and not isinstance(op.value, IntegerAttr | FloatAttr):
         raise UnknownOperationError("there is no lowering of arith.constant of a whole tile to simt; splat a scalar")
     kind = element_of(op.results[0].type)
-    if isinstance(op, _BITS_ONLY) or kind != f16:
+    if type(op) in _BITS_ONLY or kind != f16:
         return emit(type(op).create(operands=operands, result_types=[kind], properties=dict(op.properties)))
     wide = [_widened(x, emit) for x in operands]
     return _narrowed(emit(type(op).create(operands=wide, result_types=[f32], properties=dict(op.properties))), kind, emit)
@@ -76,19 +94,19 @@ def cast(x: SSAValue, target: Attribute, sign: Sign, emit: Emit) -> SSAValue:
         return x
     if isinstance(source, IntegerType) and isinstance(target, IntegerType):
         if target.width.data < source.width.data:
-            return emit(arith.TruncIOp(x, target))
-        return emit((arith.ExtSIOp if signed else arith.ExtUIOp)(x, target))
+            return emit(made(arith.TruncIOp, (x,), target))
+        return emit(made(arith.ExtSIOp if signed else arith.ExtUIOp, (x,), target))
     if isinstance(source, IntegerType):
         wide: Any = f32 if target == f16 else target  # an integer that f32 rounds is beyond the range of half
-        return _narrowed(emit((arith.SIToFPOp if signed else arith.UIToFPOp)(x, wide)), target, emit)
+        return _narrowed(emit(made(arith.SIToFPOp if signed else arith.UIToFPOp, (x,), wide)), target, emit)
     if isinstance(target, IntegerType):
-        return emit((arith.FPToSIOp if sign is Sign.SIGNED else arith.FPToUIOp)(_widened(x, emit), target))
+        return emit(made(arith.FPToSIOp if sign is Sign.SIGNED else arith.FPToUIOp, (_widened(x, emit),), target))
     size = {f16: 16, f32: 32, f64: 64}
     if source not in size or target not in size:
         raise UnknownOperationError(
             f"simt has no floats {source} or {target}; bfloat16 is 16 bits in memory, widened and rounded in integers (kivi.passes.numbers)"
         )
-    return emit((arith.ExtFOp if size[source] < size[target] else arith.TruncFOp)(x, target))
+    return emit(made(arith.ExtFOp if size[source] < size[target] else arith.TruncFOp, (x,), target))
 
 
 def combine(op: tile.ReduceOp | tile.ScanOp, a: SSAValue, b: SSAValue, emit: Emit) -> SSAValue:
@@ -99,7 +117,7 @@ def combine(op: tile.ReduceOp | tile.ScanOp, a: SSAValue, b: SSAValue, emit: Emi
         Combine.MAX: (arith.MaxSIOp, arith.MaxnumfOp),
     }[op.combine.data]
     if isinstance(a.type, IntegerType):
-        return emit(integer(a, b))
+        return emit(made(integer, (a, b), a.type))
     flags = op.source.owner.fastmath if isinstance(op.source.owner, arith.MulfOp) else None
     return _narrowed(emit(floating(_widened(a, emit), _widened(b, emit), flags)), a.type, emit)
 
@@ -123,26 +141,26 @@ def shuffled(x: SSAValue, shuffle: Callable[[SSAValue], SSAValue], emit: Emit) -
     if kind == f16:
         return _narrowed(shuffle(_widened(x, emit)), kind, emit)
     if isinstance(kind, IntegerType) and kind.width.data < 32:
-        return emit(arith.TruncIOp(shuffle(emit(arith.ExtUIOp(x, i32))), kind))
+        return emit(made(arith.TruncIOp, (shuffle(emit(made(arith.ExtUIOp, (x,), i32))),), kind))
     return shuffle(x)
 
 
 def product_sum(a: SSAValue, b: SSAValue, acc: SSAValue, emit: Emit) -> SSAValue:
     """acc + a * b in f32, the product exact (`tile.dot`)."""
     x, y = (cast(factor, f32, Sign.SIGNED, emit) for factor in (a, b))
-    return emit(math.FmaOp(x, y, acc))
+    return emit(made(math.FmaOp, (x, y, acc), f32))
 
 
 def _compare(op: tile.CompareOp, a: SSAValue, b: SSAValue, emit: Emit) -> SSAValue:
     name = op.predicate.data.value
     if isinstance(a.type, IntegerType):
-        return emit(arith.CmpiOp(a, b, name))
-    return emit(arith.CmpfOp(_widened(a, emit), _widened(b, emit), {"eq": "oeq", "ne": "une"}.get(name, name)))
+        return emit(comparison(arith.CmpiOp, a, b, name))
+    return emit(comparison(arith.CmpfOp, _widened(a, emit), _widened(b, emit), {"eq": "oeq", "ne": "une"}.get(name, name)))
 
 
 def _widened(x: SSAValue, emit: Emit) -> SSAValue:
-    return emit(arith.ExtFOp(x, f32)) if x.type == f16 else x
+    return emit(made(arith.ExtFOp, (x,), f32)) if x.type == f16 else x
 
 
 def _narrowed(x: SSAValue, target: Attribute, emit: Emit) -> SSAValue:
-    return x if x.type == target else emit(arith.TruncFOp(x, target))
+    return x if x.type == target else emit(made(arith.TruncFOp, (x,), target))

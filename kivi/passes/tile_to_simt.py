@@ -13,7 +13,7 @@ from functools import partial
 
 from kivi.ir import tile
 from kivi.ir.simt import THREADS, WARP, BlockIdOp, Exchange, ExchangeAttr, ShuffleOp, StoreOp, ThreadIdOp
-from kivi.ir.tile import element_of, shape_of
+from kivi.ir.tile import element_of, is_tile, shape_of
 from kivi.ir.xdsl import (
     Block,
     FunctionType,
@@ -32,7 +32,7 @@ from kivi.passes import simt_scalar
 from kivi.passes.clean import clean
 from kivi.passes.simt_element import Array, Elements, Index, Number, count, length, term
 from kivi.passes.simt_memory import Hazards, Memory
-from kivi.passes.simt_plan import Step, cells, is_tile, plan
+from kivi.passes.simt_plan import Step, cells, plan
 
 FULL_WARP = (1 << WARP) - 1
 
