@@ -1,8 +1,12 @@
-"""Settings of all tests: hypothesis draws the same examples in every run and measures no time."""
+"""Settings of all tests: hypothesis draws the same examples in every run and measures no time; a test that names no backend means the
+reference."""
 
 import gc
+import os
 
 from hypothesis import settings
+
+os.environ["KIVI_BACKEND"] = "reference"
 
 # Lowering makes many small objects that live briefly; looking for cycles among them every 700 costs an eighth of the time.
 gc.set_threshold(100_000, 50, 50)

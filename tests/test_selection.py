@@ -15,6 +15,11 @@ from tests.test_cache import make
 MANIFEST = dict(plugins._in_tree())["kivi.backends.reference"].read_text()
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_named(monkeypatch):
+    monkeypatch.delenv("KIVI_BACKEND")
+
+
 @pytest.fixture
 def extra(monkeypatch):
     """Add backends whose manifests are the reference's with some words replaced."""
@@ -42,16 +47,16 @@ def test_backends_lists_every_mode():
 
 def test_select_says_why(extra):
     extra(
-        fast=("priority = 0", "priority = 9"),
+        fast=("priority = 0", "priority = 99"),
         narrow=("bits = [1, 2, 3, 4, 8]", "bits = [4]"),
         absent=("ml-dtypes = ", "no-such-package = "),
         old=('numpy = ">=1.26"', 'numpy = ">=99"'),
     )
     chosen = kivi.select("kivi-2bit", head_dim=96)
     assert chosen.backend.name == "fast"
-    assert "highest priority (9)" in chosen.reason
+    assert "highest priority (99)" in chosen.reason
     reasons = reasons_of(kivi.select("kivi-2bit", mode="device"))
-    assert reasons["reference"] == "priority 0 is lower than 9 of 'fast'"
+    assert reasons["reference"] == "priority 0 is lower than 99 of 'fast'"
     assert "no-such-package is not installed" in reasons["absent"]
     assert "key.bits = 2" in reasons["narrow"]
     with pytest.raises(BackendUnavailableError, match="no-such-package is not installed"):
@@ -73,7 +78,7 @@ def test_no_backend_lists_all_reasons(extra):
 
 
 def test_the_environment_is_read_at_call_time(extra, monkeypatch):
-    extra(fast=("priority = 0", "priority = 9"))
+    extra(fast=("priority = 0", "priority = 99"))
     monkeypatch.setenv("KIVI_BACKEND", "reference")
     chosen = kivi.select("kivi-2bit")
     assert (chosen.backend.name, chosen.reason) == ("reference", "KIVI_BACKEND = 'reference'")

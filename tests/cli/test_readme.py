@@ -10,7 +10,8 @@ from kivi.cli import COMMANDS, cli
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-def test_the_example_prints_what_its_comments_say():
+def test_the_example_prints_what_its_comments_say(monkeypatch):
+    monkeypatch.delenv("KIVI_BACKEND")
     example = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
     wanted = re.findall(r"^print\(.*\) +# (.*)$", example, re.MULTILINE)
     assert len(wanted) == example.count("print(")

@@ -25,7 +25,13 @@ def fake_machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_machine_without_a_driver(fake_machine):
+@pytest.fixture
+def unloaded(monkeypatch):
+    """Its driver is not loaded, whatever ran in this process before: so it is not asked here."""
+    monkeypatch.delitem(sys.modules, "kivi.backends.numba_cuda.driver", raising=False)
+
+
+def test_a_machine_without_a_driver(fake_machine, unloaded):
     assert machine.drivers() == {}
     assert not machine.may_have("cuda")
     assert machine.may_have("cpu")
@@ -177,7 +183,7 @@ def test_what_is_no_text_on_the_path_is_passed_over(monkeypatch, tmp_path):
         isolated.probe("hidden", ["device"])
 
 
-def test_a_probe_of_another_release_is_asked_again():
+def test_a_probe_of_another_release_is_asked_again(unloaded):
     first = probing.probe("numba_cuda", "simulator")
     [path] = (jit.cache_folder() / "probes").glob("numba_cuda-*.json")
     data = json.loads(path.read_text())

@@ -95,7 +95,8 @@ def test_an_explicit_choice_holds_for_every_layer(model, monkeypatch):
         KiviCache(SPEC, model.config, backend="cpu", mode="shim")
 
 
-def test_a_cache_that_was_moved_starts_its_next_sequence_where_it_is(model):
+def test_a_cache_that_was_moved_starts_its_next_sequence_where_it_is(model, monkeypatch):
+    monkeypatch.setenv("KIVI_BACKEND", "reference")
     cache = KiviCache(SPEC, model.config, backend="reference")
     greedy(model, cache, [("reference", "device")])
     cache.to("cpu")
