@@ -38,6 +38,7 @@ from kivi.pool import PageFormat
 LANES = 32  # of a block of words in layout lanes32
 LINE = 64  # bytes of a line of the processor's caches
 TILE = 64  # floating rows of a step
+AHEAD = 16  # rows of a window that are asked for before they are read
 INF = float("inf")
 
 
@@ -590,6 +591,19 @@ class Attend:
             (g[name], lambda token: chunk + (token - stored) * g[f"{name}_token"]),
         ]
 
+    def ask(self, name: str, low: Vector, high: Vector) -> None:
+        """Ask for rows [low, high) of a window."""
+        loop(low, high, [], lambda token: self.ask_row(name, token) or [])
+
+    def ask_row(self, name: str, token: Vector) -> None:
+        """Ask for a row of a window: between two steps other work has pushed it out of the processor's caches, and a hardware prefetcher
+        ends with a page of memory, which is a few rows."""
+        channels = self.form.head_dim if name == "k" else self.form.value_head_dim
+        pointer, place = self._rows_of(name, channels)[0]
+        first, line = place(token), LINE // np_dtype(self.dtype).itemsize
+        for at in range(0, channels, line):
+            pointer.prefetch(first + at)
+
     def _spans(self, low: Vector, high: Vector) -> list[tuple[Vector, Vector]]:
         """Tokens [low, high) that lie in the window, and those that are of this call; either may be none."""
         stored = self.n["stored"]
@@ -599,9 +613,13 @@ class Attend:
         """Scores of tokens [low, high), whose keys are floating, at their distance from `first`; of several tokens together, since the sum
         of one alone waits for itself."""
         several = max(1, min(4, self.target.registers // 4 // self.together))
+        self.ask("k", low, (low + AHEAD).minimum(high))
         for (start, stop), (pointer, place) in zip(self._spans(low, high), self._rows_of("k", self.form.head_dim), strict=True):
 
             def tokens(token: Vector, count: int, pointer: Pointer = pointer, place: Callable = place) -> list[Vector]:
+                for i in range(count):
+                    self.ask_row("k", token + (AHEAD + i))
+                    self.ask_row("v", token + i)
                 offsets = [place(token + i) for i in range(count)]
                 self._blocks(lambda r0: self._dots(r0, token - first, pointer, offsets))
                 return []
@@ -705,6 +723,7 @@ class Attend:
 
         def body(number: Vector) -> list[Vector]:
             record, first, end = self.page(number)
+            self.ask("v", first.maximum(self.n["value_sealed"]), end)
             self.sealed_scores(record)
             self.softmax(first, end, self.tokens)
             self.sealed_values(record, first, self.n["value_sealed"].minimum(end) - first)
