@@ -15,7 +15,9 @@ import ctypes
 import math
 import operator
 import random
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, get_args
@@ -123,25 +125,121 @@ TYPES = SimpleNamespace(
 
 
 class Inline(ast.NodeTransformer):
-    """Calls that Python has operators for, as those: a call costs more than what it does. The functions above say the same."""
+    """Calls that Python has operators for, as those: a call costs more than what it does. The functions above say the same.
 
-    WIDTHS: ClassVar = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64, "int8": 8, "int16": 16, "int32": 32}
+    A cast to unsigned integers is left out where the number is known to fit, one to float32 where it is one: from the types that the text
+    casts to, and from the types of what the kernel is given. Of a block's arrays nothing is known, so that a cast still shows what was
+    never written. Names of constants become those.
+    """
+
+    UNSIGNED: ClassVar = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
+    SIGNED: ClassVar = {"int8": 8, "int16": 16, "int32": 32}
     OPERATORS: ClassVar = {"fadd_rn": ast.Add, "fsub_rn": ast.Sub, "fmul_rn": ast.Mult, "fdiv_rn": ast.Div}
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        function = node.func
-        if isinstance(function, ast.Attribute) and function.attr in self.OPERATORS:
-            return ast.BinOp(node.args[0], self.OPERATORS[function.attr](), node.args[1])
-        name = function.id if isinstance(function, ast.Name) else ""
-        if name not in self.WIDTHS:
+    def __init__(self, text: str, signature: Mapping[str, str]) -> None:
+        self.assigned = Counter(re.findall(r"^ *(\w+) = ", text, re.MULTILINE))
+        self.kinds = {name: _kind(kind) for name, kind in signature.items() if not kind.startswith("*")}
+        self.elements = {name: _kind(kind[1:]) for name, kind in signature.items() if kind.startswith("*")}
+        self.bits: dict[str, int] = {}
+        self.constants: dict[str, int] = {}
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        value = self.constants.get(node.id) if isinstance(node.ctx, ast.Load) else None
+        return node if value is None else _at(node, ast.Constant(value))
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        [target], kind = node.targets, self._kind(node.value)
+        node.value = self.visit(node.value)
+        if isinstance(target, ast.Name):
+            self.kinds[target.id] = kind
+            if kind > 0 and self.assigned[target.id] == 1:  # not carried by a loop
+                self.bits[target.id] = min(kind, self._bits(node.value) or kind)
+                if isinstance(node.value, ast.Constant) and isinstance(node.value.value, int):
+                    self.constants[target.id] = node.value.value
+        else:
+            node.targets = [self.visit(target)]
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Signed numbers are in the order of what they are with the sign turned."""
+        [right] = node.comparators
+        names = {side.func.id for side in (node.left, right) if isinstance(side, ast.Call) and isinstance(side.func, ast.Name)}
+        if isinstance(node.left, ast.Call) and isinstance(right, ast.Call) and len(names) == 1 and names <= self.SIGNED.keys():
+            width = self.SIGNED[names.pop()]
+            sides = [self._masked(side, self.visit(side.args[0]), width) for side in (node.left, right)]
+            node.left, node.comparators[0] = (_operate(side, ast.BitXor(), 1 << (width - 1)) for side in sides)
             return node
-        bits = self.WIDTHS[name]
-        cut = ast.BinOp(node.args[0], ast.BitAnd(), ast.Constant((1 << bits) - 1))
-        if name.startswith("u"):
-            return cut
-        top = ast.Constant(1 << (bits - 1))
-        return ast.BinOp(ast.BinOp(cut, ast.BitXor(), top), ast.Sub(), top)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        function = node.func
+        node.args = [self.visit(argument) for argument in node.args]
+        if isinstance(function, ast.Attribute) and function.attr in self.OPERATORS:
+            return _at(node, ast.BinOp(node.args[0], self.OPERATORS[function.attr](), node.args[1]))
+        name = function.id if isinstance(function, ast.Name) else ""
+        if name in self.UNSIGNED:
+            return self._masked(node, node.args[0], self.UNSIGNED[name])
+        if name in self.SIGNED:
+            top = 1 << (self.SIGNED[name] - 1)
+            return _operate(_operate(self._masked(node, node.args[0], self.SIGNED[name]), ast.BitXor(), top), ast.Sub(), top)
+        if name == "float32" and 0 < self._bits(node.args[0]) <= 8:
+            return _at(node, ast.Subscript(_at(node, ast.Name("_SMALL", ast.Load())), node.args[0], ast.Load()))
+        return node.args[0] if name == "float32" and self._kind(node.args[0]) == FLOAT else node
+
+    def _masked(self, node: ast.expr, x: ast.expr, width: int) -> ast.expr:
+        """The low bits of `x`."""
+        if isinstance(x, ast.Constant) and type(x.value) is int:
+            return _at(node, ast.Constant(x.value & ((1 << width) - 1)))
+        return x if 0 < self._bits(x) <= width else _operate(_at(node, x), ast.BitAnd(), (1 << width) - 1)
+
+    def _kind(self, x: ast.expr) -> int:
+        """The type of a value: the bits of an unsigned integer, or `FLOAT`; 0 if nothing is known."""
+        if isinstance(x, ast.Name):
+            return self.kinds.get(x.id, 0)
+        if isinstance(x, ast.Subscript):
+            return self.elements.get(x.value.id, 0) if isinstance(x.value, ast.Name) else 0
+        if isinstance(x, ast.IfExp):
+            return self._kind(x.body)
+        if isinstance(x, ast.Call) and isinstance(x.func, ast.Name):
+            return FLOAT if x.func.id in ("float32", "float16") else self.UNSIGNED.get(x.func.id, 0)
+        return 0
+
+    def _bits(self, x: ast.expr) -> int:
+        """The most bits that a number which is not negative has; 0 if nothing is known."""
+        if isinstance(x, ast.Constant):
+            return max(1, x.value.bit_length()) if type(x.value) is int and x.value >= 0 else 0
+        if isinstance(x, ast.BinOp):
+            left, right = self._bits(x.left), self._bits(x.right)
+            if isinstance(x.op, ast.BitAnd):
+                return min(left, right) or left or right  # one of them is enough
+            rule = BITS.get(type(x.op))
+            return rule(left, right) if rule and left and right else 0
+        return self.bits[x.id] if isinstance(x, ast.Name) and x.id in self.bits else max(0, self._kind(x))
+
+
+FLOAT = -1
+BITS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: max(a, b) + 1,
+    ast.Mult: operator.add,
+    ast.FloorDiv: lambda a, b: a,
+    ast.RShift: lambda a, b: a,
+    ast.Mod: lambda a, b: b,
+    ast.BitOr: max,
+    ast.BitXor: max,
+}
+
+
+def _kind(argument: str) -> int:
+    return FLOAT if argument in ("f16", "f32") else int(argument[1:]) if argument.startswith("i") else 0
+
+
+def _at(place: ast.AST, node: Any) -> Any:
+    """A node that says where it came from."""
+    return ast.copy_location(node, place)
+
+
+def _operate(x: ast.expr, how: ast.operator, number: int) -> ast.expr:
+    return _at(x, ast.BinOp(x, how, _at(x, ast.Constant(number))))
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -179,6 +277,9 @@ def pointer(a: np.ndarray, kind: str) -> Any:
     return Half(words) if kind == "f16" else words
 
 
+BARRIER = ("barrier",)  # what a thread hands over that waits for all
+
+
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
@@ -190,11 +291,12 @@ class Block:
         self.blockIdx = SimpleNamespace(x=0, y=0, z=0)
         self.shared = SimpleNamespace(array=self._shared)
         self.local = SimpleNamespace(array=lambda count, kind: [None] * count)
+        self.scheduler: Any = None  # the greenlet that threads hand over to
         self.arrays: list[list[Any]] = []
         self.asked: list[int] = []  # arrays that each thread has asked for
 
     def start(self, threads: int, place: tuple[int, int, int]) -> None:
-        self.arrays, self.asked = [], [0] * threads
+        self.scheduler, self.arrays, self.asked = greenlet.getcurrent(), [], [0] * threads
         self.blockIdx.x, self.blockIdx.y, self.blockIdx.z = place
 
     def _shared(self, count: int, kind: Any) -> list[Any]:
@@ -205,18 +307,14 @@ class Block:
             self.arrays.append([None] * count)
         return self.arrays[number]
 
-    def wait(self, *what: Any) -> Any:
-        """Hand over to the scheduler; returns what it gives back."""
-        return greenlet.getcurrent().parent.switch(what)  # type: ignore[union-attr]
-
     def syncthreads(self) -> None:
-        self.wait("barrier")
+        self.scheduler.switch(BARRIER)
 
     def shfl_xor_sync(self, mask: int, value: Any, offset: int) -> Any:
-        return self.wait("shuffle", mask, value, lambda lane: lane ^ offset)
+        return self.scheduler.switch(("shuffle", mask, value, lambda lane: lane ^ offset))
 
     def shfl_down_sync(self, mask: int, value: Any, offset: int) -> Any:
-        return self.wait("shuffle", mask, value, lambda lane: lane + offset if lane + offset < WARP else lane)
+        return self.scheduler.switch(("shuffle", mask, value, lambda lane: lane + offset if lane + offset < WARP else lane))
 
 
 _one_at_a_time = threading.Lock()
@@ -237,8 +335,8 @@ class Simulated:
             "numba.cuda": SimpleNamespace(libdevice=LIBDEVICE),
             "numba.cuda.types": TYPES,
         }
-        namespace: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": lambda module, *_: modules[module]}}
-        tree = ast.fix_missing_locations(Inline().visit(ast.parse(text, filename)))
+        namespace: dict[str, Any] = {"_SMALL": _SMALL, "__builtins__": {**vars(builtins), "__import__": lambda module, *_: modules[module]}}
+        tree = Inline(text, signature).visit(ast.parse(text, filename))
         exec(compile(tree, filename, "exec"), namespace)
         self.function = namespace[name]
 
@@ -258,33 +356,30 @@ class Simulated:
                     raise SimulatorError(f"kernel {self.name!r}, block {place}: outside its arrays, or never written: {error}") from error
 
     def _block(self, given: list[Any], order: Order, rng: random.Random) -> None:
-        threads = [greenlet.greenlet(self.function) for _ in range(self.threads)]
+        threads = [greenlet.greenlet(lambda _: self.function(*given)) for _ in range(self.threads)]
         for thread in threads:
             thread.gr_context = contextvars.copy_context()  # which holds how NumPy takes an overflow
+        go_on, place = [thread.switch for thread in threads], self.cuda.threadIdx
         values: list[Any] = [None] * self.threads
-        started = False
-        while True:
-            turn = list(range(self.threads))
+        turn = list(range(self.threads))
+        while turn:
             if order == "descending":
                 turn.reverse()
             elif order == "random":
                 rng.shuffle(turn)
-            at: list[Any] = [None] * self.threads
+            at: list[Any] = [None] * self.threads  # what each waits for; a kernel returns None
             for i in turn:
-                thread = threads[i]
-                self.cuda.threadIdx.x = i
-                at[i] = thread.switch(values[i]) if started else thread.switch(*given)
-                if thread.dead:
-                    at[i] = None
-            started = True
-            if all(wait is None for wait in at):
-                return
+                place.x = i
+                at[i] = go_on[i](values[i])
+            turn = [i for i, wait in enumerate(at) if wait is not None]
             values = self._meet(at)
 
     def _meet(self, at: list[Any]) -> list[Any]:
         """All threads wait or are done: what each gets back."""
-        kinds = [wait and wait[0] for wait in at]
         values: list[Any] = [None] * self.threads
+        if at.count(BARRIER) == self.threads:
+            return values
+        kinds = [wait and wait[0] for wait in at]
         if "barrier" in kinds:
             self._together(kinds, 0, self.threads, "barrier")
             return values

@@ -28,6 +28,8 @@ Order = Literal["ascending", "descending", "random"]
 HERE = Path(__file__).parent
 # Without optimization: most kernels run a few times, and compiling them takes longer than that.
 FLAGS = ("-std=c++14", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
+# Nor with the library of C++, which no text needs: looking through it would take a third of a build.
+LIBRARIES = ("-nodefaultlibs", "-lm", "-lc")
 SANITIZE = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 SCALARS = {
     "i8": ctypes.c_int8,
@@ -74,14 +76,15 @@ def build(text: str, sanitize: bool = False) -> Path:
     if command is None:
         raise BackendError(NO_COMPILER)
     flags = (*FLAGS, *(SANITIZE if sanitize else ("-fno-sanitize=all",)))
+    libraries = () if sanitize else LIBRARIES
 
     def write(path: Path) -> None:
-        full = [*command, *flags, f"-I{HERE}", "-x", "c++", "-", "-o", str(path)]
+        full = [*command, *flags, f"-I{HERE}", "-x", "c++", "-", "-o", str(path), *libraries]
         done = subprocess.run(full, input=text, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BackendError(f"{' '.join(full)} failed on this text:\n{text}\n{done.stderr}")
 
-    return cached(".so", (text, flags, version(tuple(command)), _headers()), write)
+    return cached(".so", (text, flags, libraries, version(tuple(command)), _headers()), write)
 
 
 @cache
