@@ -253,7 +253,7 @@ def memory(address: int, size: int) -> np.ndarray:
 class Half:
     """Half precision in memory: numbers come as float32."""
 
-    TABLE = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    TABLE = list(np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32))  # a list hands out what it holds
 
     def __init__(self, words: memoryview) -> None:
         self.words = words

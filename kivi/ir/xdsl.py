@@ -150,7 +150,9 @@ def comparison(op: type[Operation], left: SSAValue, right: SSAValue, predicate: 
     """`arith.cmpi` or `arith.cmpf`, by the name of its predicate."""
     known = _predicates.get((op, predicate))
     if known is None:
-        known = _predicates[op, predicate] = dict(op(left, right, predicate).properties)  # type: ignore[call-arg]
+        first = op(left, right, predicate)  # type: ignore[call-arg]
+        _predicates[op, predicate] = dict(first.properties)
+        return first
     return op.create(operands=(left, right), result_types=(i1,), properties=known)
 
 

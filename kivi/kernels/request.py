@@ -53,7 +53,8 @@ def lower(request: Request) -> Kernel:
     launches = kv_to_tile.lower(module(request), schedules)
     name = request.entry.replace("rows.", "key.")  # rows of keys and of values are kept alike
     kernel = next(launch for launch in launches if launch.name == name).build()
-    clean(kernel.module)
+    if schedule is None:  # kernels with a schedule are clean after its rewrites
+        clean(kernel.module)
     return kernel
 
 
