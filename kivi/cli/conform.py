@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def conform(
     if summary_path and cases:
         raise click.BadParameter("--summary takes whole profiles; leave --case out")
     run = conformance_runner()
+    gc.set_threshold(100_000, 50, 50)  # lowering makes many small objects that live briefly; looking for cycles among them costs an eighth
     with progress() as bar:
         task = bar.add_task(f"{backend}, {profile}, {size}", total=None)
         report = run(
