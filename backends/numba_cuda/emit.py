@@ -50,14 +50,16 @@ from numba.cuda import libdevice
 from numba.cuda.types import float16
 
 """
-USED = frozenset(["math", "cuda", "libdevice", "range", "boolean", "float16", "float32", "float64"]) | {
+COPY = "from kivi.backends.numba_cuda.runs import copy_run\n\n"
+USED = frozenset(["math", "cuda", "libdevice", "range", "copy_run", "boolean", "float16", "float32", "float64"]) | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 
 
 def emit(module: ModuleOp) -> str:
     """The text of all kernels of a module, as functions. Raises `UnknownOperationError` naming an operation or type without a rule."""
-    return PRELUDE + "\n".join("\n" + Printer(op).text() for op in module.ops if isinstance(op, func.FuncOp))
+    wide = COPY if any(isinstance(op, simt.CopyOp) for op in module.walk()) else ""
+    return PRELUDE + wide + "\n".join("\n" + Printer(op).text() for op in module.ops if isinstance(op, func.FuncOp))
 
 
 def signature(module: ModuleOp, name: str) -> dict[str, str]:
@@ -125,7 +127,13 @@ class Printer:
         kind = op.memref.type
         assert isinstance(kind, MemRefType)
         space = "shared" if isinstance(op, memref.AllocOp) else "local"
-        self.line(f"{self.name(op.memref)} = cuda.{space}.array({kind.get_shape()[0]}, {_type(kind.element_type)})")
+        aligned = f", alignment={simt.WIDE}" if simt.takes_runs(op.memref) else ""
+        self.line(f"{self.name(op.memref)} = cuda.{space}.array({kind.get_shape()[0]}, {_type(kind.element_type)}{aligned})")
+
+    def copy(self, op: simt.CopyOp) -> None:
+        mask = "True" if op.mask is None else self.name(op.mask)
+        places = f"{self.name(op.array)}, {self.name(op.place)}, {self.name(op.pointer)}, {self.index(op.offset)}"
+        self.line(f"copy_run({places}, {mask})")
 
     def loop(self, op: scf.ForOp) -> None:
         counter, *arguments = op.body.block.args
@@ -166,9 +174,12 @@ class Printer:
     # -- expressions
 
     def place(self, pointer: SSAValue, offset: SSAValue) -> str:
+        return f"{self.name(pointer)}[{self.index(offset)}]"
+
+    def index(self, offset: SSAValue) -> str:
         """Indices are unsigned: Numba would count negative ones from the end."""
         name = self.name(offset)
-        return f"{self.name(pointer)}[{name if _width(offset.type) == 64 else f'uint64({_signed(offset.type)}({name}))'}]"
+        return name if _width(offset.type) == 64 else f"uint64({_signed(offset.type)}({name}))"
 
     def load(self, op: simt.LoadOp, *_: str) -> str:
         place = self.place(op.pointer, op.offset)
@@ -343,6 +354,7 @@ RULES: dict[type, Callable[..., str]] = {
 
 STATEMENTS: dict[type, Callable[..., None]] = {
     simt.StoreOp: Printer.store,
+    simt.CopyOp: Printer.copy,
     simt.BarrierOp: lambda printer, op: printer.line("cuda.syncthreads()"),
     memref.StoreOp: Printer.keep,
     memref.AllocOp: Printer.array,

@@ -29,6 +29,7 @@ from kivi.errors import BackendError, InputError
 
 Order = Literal["ascending", "descending", "random"]
 WARP = 32
+WIDE = 16  # bytes of a run
 
 
 class SimulatorError(BackendError):
@@ -277,6 +278,24 @@ def pointer(a: np.ndarray, kind: str) -> Any:
     return Half(words) if kind == "f16" else words
 
 
+def copy_run(array: list[Any], place: int, pointer: Any, offset: int, mask: bool) -> None:
+    """Of `kivi.backends.numba_cuda.runs`, without a GPU."""
+    words = pointer.words if isinstance(pointer, Half) else pointer
+    length = WIDE // words.itemsize
+    if place % length or not 0 <= place <= len(array) - length:
+        raise IndexError(f"a run of {length} elements at element {place} of an array of {len(array)}")
+    if not mask:
+        array[place : place + length] = [_float32(0) if isinstance(words, np.ndarray) or pointer is not words else 0] * length
+        return
+    if offset + length > len(words) or (address_of(words) + offset * words.itemsize) % WIDE:
+        raise IndexError(f"a run of {length} elements at element {offset} of {len(words)}, not at a multiple of {WIDE} bytes or not inside")
+    array[place : place + length] = [pointer[i] for i in range(offset, offset + length)]
+
+
+def address_of(words: Any) -> int:
+    return words.ctypes.data if isinstance(words, np.ndarray) else ctypes.addressof(ctypes.c_char.from_buffer(words))
+
+
 BARRIER = ("barrier",)  # what a thread hands over that waits for all
 
 
@@ -290,7 +309,7 @@ class Block:
         self.threadIdx = SimpleNamespace(x=0)
         self.blockIdx = SimpleNamespace(x=0, y=0, z=0)
         self.shared = SimpleNamespace(array=self._shared)
-        self.local = SimpleNamespace(array=lambda count, kind: [None] * count)
+        self.local = SimpleNamespace(array=lambda count, kind, alignment=None: [None] * count)
         self.scheduler: Any = None  # the greenlet that threads hand over to
         self.arrays: list[list[Any]] = []
         self.asked: list[int] = []  # arrays that each thread has asked for
@@ -299,7 +318,7 @@ class Block:
         self.scheduler, self.arrays, self.asked = greenlet.getcurrent(), [], [0] * threads
         self.blockIdx.x, self.blockIdx.y, self.blockIdx.z = place
 
-    def _shared(self, count: int, kind: Any) -> list[Any]:
+    def _shared(self, count: int, kind: Any, alignment: int | None = None) -> list[Any]:
         """The next array of this thread: all threads ask in one order."""
         number = self.asked[self.threadIdx.x]
         self.asked[self.threadIdx.x] += 1
@@ -334,6 +353,7 @@ class Simulated:
             "numba": SimpleNamespace(**vars(TYPES), cuda=self.cuda),
             "numba.cuda": SimpleNamespace(libdevice=LIBDEVICE),
             "numba.cuda.types": TYPES,
+            "kivi.backends.numba_cuda.runs": SimpleNamespace(copy_run=copy_run),
         }
         namespace: dict[str, Any] = {"_SMALL": _SMALL, "__builtins__": {**vars(builtins), "__import__": lambda module, *_: modules[module]}}
         tree = Inline(text, signature).visit(ast.parse(text, filename))

@@ -39,6 +39,8 @@ class Dialect:
                f16_to_f32, f32_to_f16 (half to even), f16_bits, f16_of_bits
     kernel     what stands before a kernel, {threads} the threads of a block
     pointer    what stands before a pointer's type in the arguments
+    wide       the type of a run of `simt.WIDE` bytes, aligned to its size; zeros: one of zeros
+    aligned    what stands before an array that takes runs
     """
 
     prelude: str
@@ -46,6 +48,9 @@ class Dialect:
     kernel: str
     pointer: str
     shared: str
+    wide: str
+    zeros: str
+    aligned: str
     thread: str
     block: tuple[str, str, str]
     barrier: str
@@ -71,6 +76,9 @@ CUDA = Dialect(
     kernel='extern "C" __global__ void __launch_bounds__({threads}) ',
     pointer="",
     shared="__shared__ ",
+    wide="uint4",
+    zeros="make_uint4(0u, 0u, 0u, 0u)",
+    aligned="__align__(16) ",
     thread="threadIdx.x",
     block=("blockIdx.x", "blockIdx.y", "blockIdx.z"),
     barrier="__syncthreads()",
@@ -198,7 +206,15 @@ class Printer:
         kind = op.memref.type
         assert isinstance(kind, MemRefType)
         space = self.dialect.shared if isinstance(op, memref.AllocOp) else ""
+        space += self.dialect.aligned if simt.takes_runs(op.memref) else ""
         self.line(f"{space}{_type(kind.element_type)} {self.name(op.memref)}[{kind.get_shape()[0]}];")
+
+    def copy(self, op: simt.CopyOp) -> None:
+        wide = self.dialect.wide
+        run = f"*(const {wide} *)&{self.place(op.pointer, op.offset)}"
+        if op.mask is not None:
+            run = f"{self.name(op.mask)} ? {run} : {self.dialect.zeros}"
+        self.line(f"*({wide} *)&{self.name(op.array)}[{self.name(op.place)}] = {run};")
 
     def loop(self, op: scf.ForOp) -> None:
         counter, *arguments = op.body.block.args
@@ -424,6 +440,7 @@ RULES: dict[type, Callable[..., str]] = {
 
 STATEMENTS: dict[type, Callable[..., None]] = {
     simt.StoreOp: Printer.store,
+    simt.CopyOp: Printer.copy,
     simt.BarrierOp: lambda printer, op: printer.line(f"{printer.dialect.barrier};"),
     memref.StoreOp: Printer.keep,
     memref.AllocOp: Printer.array,

@@ -6,15 +6,18 @@ silently: mixing element types is an error, `to` converts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kivi.ir import tile
 from kivi.ir.tile import Combine, CombineAttr, Predicate, PredicateAttr, Sign, SignAttr, element_of, shape_of, tile_of
 from kivi.ir.xdsl import (
+    ArrayAttr,
     Attribute,
     Block,
     DenseArrayBase,
+    DictionaryAttr,
     FloatAttr,
     FunctionType,
     ImplicitBuilder,
@@ -211,18 +214,28 @@ class Pointer:
         tile.StoreOp.create(operands=operands)
 
 
-def kernel(name: str, arguments: dict[str, Attribute], body: Callable[..., None]) -> ModuleOp:
+@dataclass(frozen=True)
+class Aligned:
+    """An argument that is a pointer, promised to be a multiple of `bytes`."""
+
+    kind: tile.PtrType
+    bytes: int
+
+
+def kernel(name: str, arguments: Mapping[str, Attribute | Aligned], body: Callable[..., None]) -> ModuleOp:
     """A module with one kernel, not verified: who prints it does that. `body` gets a `Pointer` or `Tile` for each argument, by name."""
-    kinds = list(arguments.values())
+    kinds = [kind.kind if isinstance(kind, Aligned) else kind for kind in arguments.values()]
     block = Block(arg_types=kinds)
     wrapped: dict[str, Any] = {}
-    for argument, (label, kind) in zip(block.args, arguments.items(), strict=True):
+    for argument, label in zip(block.args, arguments, strict=True):
         argument.name_hint = label
-        wrapped[label] = Pointer(argument) if isinstance(kind, tile.PtrType) else Tile(argument)
+        wrapped[label] = Pointer(argument) if isinstance(argument.type, tile.PtrType) else Tile(argument)
     with ImplicitBuilder(block):
         body(**wrapped)
         func.ReturnOp()
-    return ModuleOp([func.FuncOp(name, FunctionType.from_lists(kinds, []), Region(block))])
+    promises = [{tile.ALIGN: _index(kind.bytes)} if isinstance(kind, Aligned) else {} for kind in arguments.values()]
+    attributes = ArrayAttr([DictionaryAttr(promise) for promise in promises]) if any(promises) else None
+    return ModuleOp([func.FuncOp(name, FunctionType.from_lists(kinds, []), Region(block), arg_attrs=attributes)])
 
 
 def pointer(element: str | Attribute) -> tile.PtrType:

@@ -3,7 +3,8 @@
 A kernel is a `func.func` with the attribute `simt.threads`, the number of threads of a block; a block runs for each point of the grid,
 and every thread of it runs the same text on scalars. Arithmetic is upstream `arith` and `math`, control flow `scf`. Arrays are `memref`:
 `memref.alloc` in the space `#simt<space shared>` makes one array for the block, `memref.alloca` one for each thread. The dialect adds
-what those lack: a thread's place, the barrier, exchange between threads of a warp, and access to global memory through `!tile.ptr`.
+what those lack: a thread's place, the barrier, exchange between threads of a warp, and access to global memory through `!tile.ptr`, one
+element or one run of neighbours at a time.
 
 Two choices keep kernels portable. Half precision exists in memory and registers but is never computed with: arithmetic is in f32, with a
 rounding where the dialect above asks for one. And what all threads of a block must reach together, barriers and shuffles, may stand
@@ -18,13 +19,17 @@ from kivi.ir.xdsl import (
     AttrSizedOperandSegments,
     Dialect,
     EnumAttribute,
+    IndexType,
     IntegerAttr,
+    IntegerType,
     IRDLOperation,
     MemoryReadEffect,
     MemoryWriteEffect,
+    MemRefType,
     Operation,
     Pure,
     SpacedOpaqueSyntaxAttribute,
+    SSAValue,
     StrEnum,
     VerifyException,
     f32,
@@ -45,6 +50,7 @@ from kivi.ir.xdsl import (
 
 WARP = 32  # threads that shuffle with each other
 MOST_THREADS = 1024
+WIDE = 16  # bytes of a run that a thread moves at once
 MOST_SHARED = 48 << 10  # bytes of the arrays of a block, on every GPU without asking for more
 THREADS = "simt.threads"
 UNROLL = "simt.unroll"  # on a loop with constant bounds: its arrays of a thread are registers only if every index is a constant
@@ -203,10 +209,54 @@ class StoreOp(IRDLOperation):
         _verify_access(self.pointer.type, self.offset.type, self.value.type)
 
 
+@irdl_op_definition
+class CopyOp(IRDLOperation):
+    """A run of `WIDE` bytes from pointer + offset on, put into an array of the block from `place` on, with one access to each. Both places
+    are multiples of a run. If the mask is false nothing is read, and zeros are put."""
+
+    name = "simt.copy"
+    pointer = operand_def(PtrType)
+    offset = operand_def()
+    mask = opt_operand_def(i1)
+    array = operand_def(MemRefType)
+    place = operand_def(IndexType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$pointer `[` $offset `]` (`mask` $mask^)? `to` $array `[` $place `]` attr-dict "
+        "`:` type($pointer) `,` type($offset) `,` type($array)"
+    )
+
+    def verify_(self) -> None:
+        kind = self.array.type
+        assert isinstance(kind, MemRefType)
+        _verify_access(self.pointer.type, self.offset.type, kind.element_type)
+        _expect(kind.memory_space == SpaceAttr(Space.SHARED), f"a run is put into an array of the block, not into {kind}")
+        elements = run_length(kind.element_type)
+        _expect(elements > 1, f"a run of {kind.element_type} is one element: load it")
+        _expect(kind.get_shape()[0] % elements == 0, f"an array of {kind.get_shape()[0]} elements does not end with a run of {elements}")
+
+
+def takes_runs(array: SSAValue) -> bool:
+    """Whether runs are put into an array, which then must be aligned to them."""
+    return any(isinstance(use.operation, CopyOp) for use in array.uses)
+
+
+def run_length(kind: Attribute) -> int:
+    """Elements of a run."""
+    return WIDE // bytes_of(kind)
+
+
+def bytes_of(kind: Attribute) -> int:
+    """Bytes of an element in memory."""
+    width = kind.width.data if isinstance(kind, IntegerType) else int(str(kind)[1:])
+    return max(1, width // 8)
+
+
 def _verify_access(pointer: Attribute, offset: Attribute, kind: Attribute) -> None:
     assert isinstance(pointer, PtrType)
     _expect(pointer.element == kind, f"the pointer is to {pointer.element}, the element is {kind}")
     _expect(offset in (i32, i64), f"an offset is i32 or i64, not {offset}")
 
 
-Simt = Dialect("simt", [ThreadIdOp, BlockIdOp, BarrierOp, ShuffleOp, LoadOp, StoreOp], [SpaceAttr, ExchangeAttr])
+Simt = Dialect("simt", [ThreadIdOp, BlockIdOp, BarrierOp, ShuffleOp, LoadOp, StoreOp, CopyOp], [SpaceAttr, ExchangeAttr])

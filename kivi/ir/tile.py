@@ -5,6 +5,8 @@ tensor of static shape, so elementwise arithmetic is upstream `arith` and `math`
 lack: the program's place in the grid, tiles made of indices, masked memory access, reductions and shape changes, and tile forms of
 the casts, comparisons and selections that upstream defines for scalars only.
 
+The argument attribute `tile.align` promises that a pointer is a multiple of so many bytes; without it, it is one of its element only.
+
 Two choices keep numbers portable. Nothing is contracted or reassociated unless an op says so: `arith.divf` is correctly rounded,
 `arith.mulf` followed by `arith.addf` rounds twice, and only `tile.reduce` and `tile.dot` may pick an order of summation, in the
 element type of their result. And integer signedness is on the op, never guessed from the type.
@@ -36,6 +38,7 @@ from kivi.ir.xdsl import (
     TypeAttribute,
     VerifyException,
     f32,
+    func,
     i1,
     i32,
     i64,
@@ -58,6 +61,16 @@ class PtrType(ParametrizedAttribute, TypeAttribute):
 
     name = "tile.ptr"
     element: Attribute = param_def()
+
+
+ALIGN = "tile.align"
+
+
+def alignment(kernel: func.FuncOp) -> dict[SSAValue, int]:
+    """The bytes of which each pointer of a kernel is promised to be a multiple; pointers without a promise are left out."""
+    given = [] if kernel.arg_attrs is None else kernel.arg_attrs.data
+    found = {argument: attributes.data.get(ALIGN) for argument, attributes in zip(kernel.body.block.args, given, strict=False)}
+    return {argument: value.value.data for argument, value in found.items() if isinstance(value, IntegerAttr)}
 
 
 def shape_of(kind: Attribute) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import ArrayAttr as ArrayAttr
 from xdsl.dialects.builtin import BFloat16Type as BFloat16Type
 from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.builtin import DenseArrayBase as DenseArrayBase
+from xdsl.dialects.builtin import DictionaryAttr as DictionaryAttr
 from xdsl.dialects.builtin import FloatAttr as FloatAttr
 from xdsl.dialects.builtin import FunctionType as FunctionType
 from xdsl.dialects.builtin import IndexType as IndexType

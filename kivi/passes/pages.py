@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kivi.dtypes import np_dtype
-from kivi.ir.build import TYPES, Pointer, Tile
+from kivi.ir.build import TYPES, Aligned, Pointer, Tile
 from kivi.ir.tile import PtrType
 from kivi.ir.xdsl import Attribute, i32, i64
 from kivi.passes import numbers
@@ -23,12 +23,13 @@ class Pages:
     value_metadata: Pointer
 
     @staticmethod
-    def arguments(form: PageFormat) -> dict[str, Attribute]:
-        return {
+    def arguments(form: PageFormat) -> dict[str, Aligned]:
+        kinds = {
             "page_words": PtrType(TYPES[form.layout.word]),
             "page_key_metadata": float_pointer(form.key_metadata),
             "page_value_metadata": float_pointer(form.value_metadata),
         }
+        return {name: Aligned(kind, ALIGN) for name, kind in kinds.items()}
 
     def record(self, page: Tile, head: Tile) -> Tile:
         """Distance in bytes of one head's record; `page` is that of the page's first record."""

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kivi.errors import KiviError
-from kivi.ir.simt import MOST_SHARED, BarrierOp, Space, SpaceAttr
-from kivi.ir.xdsl import Attribute, Block, IntegerType, MemRefType, NoneAttr, Operation, SSAValue, memref
-
-
-def bytes_of(kind: Attribute) -> int:
-    """Bytes of an element in memory."""
-    width = kind.width.data if isinstance(kind, IntegerType) else int(str(kind)[1:])
-    return max(1, width // 8)
+from kivi.ir.simt import MOST_SHARED, BarrierOp, Space, SpaceAttr, bytes_of
+from kivi.ir.xdsl import Attribute, Block, MemRefType, NoneAttr, Operation, SSAValue, memref
 
 
 class SharedMemoryError(KiviError):

@@ -5,7 +5,8 @@ Most tiles never exist: an element is computed where it is used (`kivi.passes.si
     a loop carries it, or it is the result of a scan;
     computing it where it is used would compute it much too often (a broadcast repeats it, a loop repeats it, several uses do);
     it is a reduction that would run twice, or that has fewer results than the block has threads, so that threads must share one;
-    it was loaded before a store through the same pointer, and is used after it.
+    it was loaded before a store through the same pointer, and is used after it;
+    it is loaded in runs (`kivi.passes.runs`): threads copy a run each.
 
 Carried tiles whose elements only meet elements at their own place stay with the thread that owns them; all others are shared by the block.
 
@@ -22,10 +23,11 @@ from dataclasses import dataclass, field
 
 from kivi.ir import tile
 from kivi.ir.interp.tile import UnknownOperationError
+from kivi.ir.simt import bytes_of
 from kivi.ir.tile import element_of, is_tile, shape_of
 from kivi.ir.xdsl import Block, Operation, SSAValue, arith, func, math, scf
+from kivi.passes.runs import runs
 from kivi.passes.simt_element import LAZY, LOOPS, count, length
-from kivi.passes.simt_memory import bytes_of
 
 LOOP_STEPS = 8  # that a loop of the kernel is taken to have
 WASTE = 64  # operations an element that may be repeated because a use needs it several times
@@ -48,10 +50,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """kept: tiles that lie in arrays; `owned`: those of them that stay with their thread; `steps` of each block in order."""
+    """kept: tiles that lie in arrays; `owned`: those of them that stay with their thread; `copied`: those that are loaded in runs;
+    `steps` of each block in order."""
 
     kept: frozenset[SSAValue]
     owned: frozenset[SSAValue]
+    copied: frozenset[SSAValue]
     steps: dict[Block, list[Step]]
 
 
@@ -70,6 +74,7 @@ def cells(op: scf.ForOp) -> Iterator[tuple[SSAValue, SSAValue, SSAValue, SSAValu
 class _Planner:
     def __init__(self, kernel: func.FuncOp, threads: int) -> None:
         self.block, self.threads = kernel.body.block, threads
+        self.runs = runs(kernel)
         self.order: dict[Operation, int] = {}
         self.depth: dict[SSAValue, int] = {}
         self.tiles: list[tuple[SSAValue, Operation]] = []  # results of operations, in order
@@ -94,7 +99,7 @@ class _Planner:
         self._reads = {}
         steps: dict[Block, list[Step]] = {}
         self._steps(self.block, steps)
-        return Plan(frozenset(self.kept), frozenset(self._owned()), steps)
+        return Plan(frozenset(self.kept), frozenset(self._owned()), self.runs & self.kept, steps)
 
     # -- what there is
 
@@ -167,6 +172,7 @@ class _Planner:
             n = self.sizes[value]
             keep = total[value] > 0 and (
                 (type(op) is tile.ReduceOp and 2 * n <= self.threads and length(op) >= 8)
+                or value in self.runs
                 or (
                     not self._passes_on(value)
                     and (
@@ -258,7 +264,7 @@ class _Planner:
                 reads = self._needs(value)
                 level[value] = 1 + max((level[r] for r in reads if r in level), default=0)
                 op = value.owner
-                walk: tuple = (shape_of(value.type),)
+                walk: tuple = (shape_of(value.type), value in self.runs and value.type)
                 if isinstance(op, tile.ReduceOp | tile.ScanOp):
                     walk = (type(op), shape_of(op.source.type), op.axis.value.data)
                 step = groups.setdefault((level[value], *walk), Step())

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kivi.ir import tile
-from kivi.ir.simt import THREADS, WARP, BlockIdOp, Exchange, ExchangeAttr, ShuffleOp, StoreOp, ThreadIdOp
+from kivi.ir.simt import THREADS, WARP, BlockIdOp, CopyOp, Exchange, ExchangeAttr, ShuffleOp, StoreOp, ThreadIdOp, run_length
 from kivi.ir.tile import element_of, is_tile, shape_of
 from kivi.ir.xdsl import (
     Block,
@@ -23,6 +23,7 @@ from kivi.ir.xdsl import (
     SSAValue,
     arith,
     func,
+    grouped,
     i32,
     i64,
     memref,
@@ -75,7 +76,7 @@ class Kernel:
         for op in reversed(self.memory.allocations):
             block.insert_op_before(op, place)
         kind = FunctionType.from_lists([a.type for a in block.args], [])
-        out = func.FuncOp(self.kernel.sym_name.data, kind, Region(block))
+        out = func.FuncOp(self.kernel.sym_name.data, kind, Region(block), arg_attrs=self.kernel.arg_attrs)
         out.attributes[THREADS] = IntegerAttr(self.threads, i64)
         return out
 
@@ -234,9 +235,29 @@ class Kernel:
             self._reduce(arrays, block)
         elif isinstance(first, tile.ScanOp):
             self._scan(arrays, block)
+        elif step.tiles[0] in self.plan.copied:
+            self._copy(arrays, block)
         else:
             self._compute(arrays, block)
         self.arrays.update(arrays)
+
+    def _copy(self, arrays: Mapping[SSAValue, Array], block: Block) -> None:
+        """Loads, a run of neighbours at a time."""
+        elements = self._elements(block)
+        kind = next(iter(arrays)).type
+        length, (*rows, last) = run_length(element_of(kind)), shape_of(kind)
+
+        def body(index: Index, flat: Number, slot: Number) -> None:
+            first = (*index[:-1], elements.mul(index[-1], length))
+            place = elements.index(elements.mul(flat, length))
+            for value, array in arrays.items():
+                op = value.owner
+                assert isinstance(op, tile.LoadOp)
+                wanted = [op.offset, *([] if op.mask is None else [op.mask])]
+                offset, *mask = elements.many([(x, first) for x in wanted])
+                elements.here(grouped(CopyOp, [[self.scalars[op.pointer]], [offset], mask, [array.memory], [place]]))
+
+        elements.own((*rows, last // length), body)
 
     def _compute(self, arrays: Mapping[SSAValue, Array], block: Block) -> None:
         elements, values = self._elements(block), list(arrays)

@@ -37,7 +37,7 @@ def test_foreign_kernels_run(foreign, threads):
             np.testing.assert_allclose(arguments["o"], foreign.expected(arguments), rtol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["prefix_minimum", "row_softmax", "strided_copy"])
+@pytest.mark.parametrize("name", ["prefix_minimum", "row_softmax", "row_totals", "strided_copy"])
 def test_golden_text(name):
     module = lower(next(f for f in FOREIGN if f.name == name).module(), 32)
     assert c.emit(module, c.CUDA) == (GOLDEN / f"{name}.cu").read_text()

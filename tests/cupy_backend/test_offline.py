@@ -45,6 +45,14 @@ def test_kernels_for_hopper(name, record_property):
         assert "fma.rn.f32" in compiled.ptx  # what may be contracted is
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_packed_words_are_loaded_128_bits_wide(bits):
+    generated, _ = offline.printed(requests(bits)["cache.history"])
+    ptx = offline.compile_kernel(generated, "sm_90a").ptx
+    assert len(re.findall(r"ld\.global[.\w]*\.v4\.u32", ptx)) == 2  # key words and value words
+    assert generated.source.count("page_words[") == 2  # no other way
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize(("bits", "dtype"), [(2, "float16"), (4, "bfloat16"), (3, "float32")])

@@ -49,6 +49,13 @@ def test_kernels_for_hopper(name, record_property):
     check(name, REQUESTS[name], "sm_90", record_property)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_packed_words_are_loaded_128_bits_wide(bits):
+    ptx = offline.compile_kernel(*offline.printed(requests(bits)["cache.history"]), "sm_90").ptx
+    assert len(re.findall(r"ld\.global[.\w]*\.v4\.u32", ptx)) == 2  # key words and value words
+    assert len(re.findall(r"st\.shared[.\w]*\.v4\.u32", ptx)) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", offline.TARGETS)
 @pytest.mark.parametrize(("bits", "dtype"), [(2, "float16"), (3, "bfloat16")])

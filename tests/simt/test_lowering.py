@@ -22,7 +22,7 @@ from tests.simt.interpreted import ORDERS, THREADS, execute
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.mark.parametrize("name", ["prefix_minimum", "row_softmax", "strided_copy"])
+@pytest.mark.parametrize("name", ["prefix_minimum", "row_softmax", "row_totals", "strided_copy"])
 def test_golden_text(name):
     """What becomes of the foreign kernels, to the letter. Execution is the proof; this shows what changed."""
     module = lower(next(f for f in FOREIGN if f.name == name).module(), THREADS)

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from kivi.errors import KiviError
-from kivi.ir.simt import BarrierOp, ShuffleOp
-from kivi.ir.xdsl import IntegerAttr, arith, i64
+from kivi.ir.simt import BarrierOp, CopyOp, ShuffleOp
+from kivi.ir.xdsl import IndexType, IntegerAttr, arith, grouped, i64
 from kivi.passes.tile_to_simt import lower
 from tests.ir.foreign import FOREIGN
 from tests.simt.interpreted import ORDERS, THREADS, execute
 
 SOFTMAX = next(f for f in FOREIGN if f.name == "row_softmax")
 SCAN = next(f for f in FOREIGN if f.name == "prefix_minimum")
+TOTALS = next(f for f in FOREIGN if f.name == "row_totals")
 COPY = next(f for f in FOREIGN if f.name == "strided_copy")
 
 
@@ -40,11 +41,11 @@ def without_barriers(module):
 
 
 #: Barriers that nobody misses: between what one thread writes and the same thread reads, which the pass does not tell apart.
-SPARE = {"row_softmax": 0, "prefix_minimum": 1}
+SPARE = {"row_softmax": 0, "prefix_minimum": 1, "row_totals": 0}
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("foreign", [SOFTMAX, SCAN], ids=lambda f: f.name)
+@pytest.mark.parametrize("foreign", [SOFTMAX, SCAN, TOTALS], ids=lambda f: f.name)
 def test_every_barrier_is_needed(foreign, order):
     whole = lower(foreign.module(), 2 * THREADS)
     assert survives(foreign, whole, order=order)
@@ -53,7 +54,7 @@ def test_every_barrier_is_needed(foreign, order):
     assert sum(alive) == SPARE[foreign.name]
 
 
-@pytest.mark.parametrize("foreign", [SOFTMAX, SCAN], ids=lambda f: f.name)
+@pytest.mark.parametrize("foreign", [SOFTMAX, SCAN, TOTALS], ids=lambda f: f.name)
 def test_a_missing_barrier_shows_without_looking_for_races(foreign):
     """On a device nobody looks: some order of threads gives a wrong result."""
     whole = lower(foreign.module(), 2 * THREADS)
@@ -74,7 +75,7 @@ def test_every_shuffle_is_right(what, value):
         assert not survives(SOFTMAX, module), f"shuffle {i} of {shuffles}"
 
 
-@pytest.mark.parametrize("foreign", [SOFTMAX, COPY], ids=lambda f: f.name)
+@pytest.mark.parametrize("foreign", [SOFTMAX, COPY, TOTALS], ids=lambda f: f.name)
 def test_a_tail_mask_that_is_one_too_wide(foreign):
     wider = {"slt": 3, "ult": 7}  # sle, ule
     whole = lower(foreign.module(), THREADS)
@@ -88,3 +89,24 @@ def test_a_tail_mask_that_is_one_too_wide(foreign):
         op = ops_of(module, arith.CmpiOp)[i]
         op.properties["predicate"] = IntegerAttr(wider["ult" if op.predicate.value.data == 6 else "slt"], i64)
         assert not survives(foreign, module), f"mask {i}"
+
+
+@pytest.mark.parametrize("what", ["mask", "offset", "place"])
+def test_every_run_is_the_right_one(what):
+    whole = lower(TOTALS.module(), THREADS)
+    assert survives(TOTALS, whole)
+    [op] = ops_of(whole, CopyOp)
+    within_the_row = next(o for o in ops_of(whole, arith.MuliOp) if o.parent is op.parent)
+    mask, offset, place = [op.mask], op.offset, op.place
+    if what == "mask":
+        mask = []
+    elif what == "offset":
+        offset = within_the_row.result
+    else:
+        cast = arith.IndexCastOp(within_the_row.result, IndexType())
+        op.parent.insert_op_before(cast, op)
+        place = cast.result
+    op.parent.insert_op_before(grouped(CopyOp, [[op.pointer], [offset], mask, [op.array], [place]]), op)
+    op.detach()
+    whole.verify()
+    assert not survives(TOTALS, whole)

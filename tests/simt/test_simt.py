@@ -7,10 +7,11 @@ import pytest
 
 from kivi.ir.interp.memory import AccessError
 from kivi.ir.interp.simt import DivergenceError, RaceError
-from kivi.ir.interp.tile import UnknownOperationError
+from kivi.ir.interp.tile import BrokenPromiseError, UnknownOperationError
 from kivi.ir.simt import Simt
 from kivi.ir.tile import Tile
 from kivi.ir.xdsl import VerifyException, parse
+from tests.ir.foreign import aligned
 from tests.simt.interpreted import ORDERS, execute
 
 ALL = 0xFFFFFFFF
@@ -146,7 +147,70 @@ def test_two_threads_may_not_write_one_address():
         execute(module, "k", (1,), {"p": np.zeros(1, np.float32), "n": 0})
 
 
+COPY = """\
+builtin.module {
+  func.func @runs(%x: !tile.ptr<i16> {tile.align = 16 : i64}, %o: !tile.ptr<i16>, %n: i32, %by: i32) attributes {simt.threads = 32 : i64} {
+    %shared = memref.alloc() : memref<256xi16, #simt<space shared>>
+    %thread = simt.thread_id
+    %eight = arith.constant 8 : i32
+    %first = arith.muli %thread, %eight : i32
+    %at = arith.addi %first, %by : i32
+    %inside = arith.cmpi slt, %thread, %n : i32
+    %place = arith.index_cast %first : i32 to index
+    simt.copy %x[%at] mask %inside to %shared[%place] : !tile.ptr<i16>, i32, memref<256xi16, #simt<space shared>>
+    simt.barrier
+    %back = arith.index_cast %thread : i32 to index
+    %v = memref.load %shared[%back] : memref<256xi16, #simt<space shared>>
+    simt.store %v, %o[%thread] : i16, !tile.ptr<i16>, i32
+    func.return
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_runs_are_copied(order):
+    module = parse(COPY, Tile, Simt)
+    assert str(module) == COPY.rstrip()
+    x, o = aligned(np.arange(1, 257, dtype=np.int16)), np.zeros(32, np.int16)
+    memory = execute(module, "runs", (1,), {"x": x, "o": o, "n": 3, "by": 16}, order=order)
+    assert np.array_equal(o, np.where(np.arange(32) < 24, np.arange(17, 49), 0))
+    assert memory.read["x"] == 3 * 16
+
+
+def copied(x, late=0, text=COPY):
+    return execute(parse(text, Tile, Simt), "runs", (1,), {"x": x, "o": np.zeros(32, np.int16), "n": 32, "by": late})
+
+
+def test_runs_are_aligned_and_inside():
+    x = aligned(np.arange(257, dtype=np.int16))
+    with pytest.raises(AccessError, match=r"thread 0 reads 16 bytes at 0x.*no multiple"):
+        copied(x, late=1)
+    with pytest.raises(AccessError, match="outside its arrays"):
+        copied(x, late=8)
+    with pytest.raises(AccessError, match="puts a run of 8 elements at element 1, which is no multiple"):
+        copied(x, text=COPY.replace("%place = arith.index_cast %first", "%place = arith.index_cast %thread"))
+    with pytest.raises(RaceError, match="of the shared array shared"):
+        copied(x, text=COPY.replace("    simt.barrier\n", ""))
+    with pytest.raises(BrokenPromiseError, match="argument 'x' of kernel 'runs' was promised to be a multiple of 16 bytes and is 0x"):
+        copied(x[1:])
+
+
+SHARED = "%a = memref.alloc() : memref<8xf32, #simt<space shared>>\n%i = arith.index_cast %n : i32 to index\n"
 INVALID = {
+    "run into an array of a thread": (
+        "%a = memref.alloca() : memref<8xf32>\n%i = arith.index_cast %n : i32 to index\n"
+        "simt.copy %p[%n] to %a[%i] : !tile.ptr<f32>, i32, memref<8xf32>",
+        "a run is put into an array of the block",
+    ),
+    "run into an array that ends within it": (
+        SHARED.replace("8xf32", "6xf32") + "simt.copy %p[%n] to %a[%i] : !tile.ptr<f32>, i32, memref<6xf32, #simt<space shared>>",
+        "an array of 6 elements does not end with a run of 4",
+    ),
+    "run of another type": (
+        SHARED.replace("f32", "i32") + "simt.copy %p[%n] to %a[%i] : !tile.ptr<f32>, i32, memref<8xi32, #simt<space shared>>",
+        "the pointer is to f32, the element is i32",
+    ),
     "grid axis": ("%a = simt.block_id 3", "axes 0, 1 and 2"),
     "barrier in a branch": ("%c = arith.cmpi slt, %t, %n : i32\nscf.if %c {\nsimt.barrier\n}", "simt.barrier may not stand in an scf.if"),
     "shuffle in a branch": (

@@ -5,6 +5,12 @@
 #define __global__
 #define __launch_bounds__(...)
 #define __shared__ static  // one block runs at a time
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+struct __align__(16) uint4 {
+    unsigned x, y, z, w;
+};
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return uint4{x, y, z, w}; }
 
 struct Dim3 {
     unsigned x, y, z;

@@ -4,7 +4,8 @@ Threads run until they wait: at a barrier, or in a shuffle. When all wait, they 
 
     two threads of a block that touch one element of a shared array, one of them writing, with no barrier between
     a barrier or a shuffle that some threads do not reach, a shuffle whose mask does not name exactly those that arrive
-    an element of an array that was never written; any access to global memory that `kivi.ir.interp.memory` refuses
+    an element of an array that was never written; a run that is not aligned
+    any access to global memory that `kivi.ir.interp.memory` refuses
 
 With `check_races=False` the first is not looked for, so that the order of threads decides, as on a device.
 """
@@ -19,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from kivi.errors import InputError, KiviError
-from kivi.ir import simt, tile
+from kivi.ir import simt
 from kivi.ir.interp import tile as tiles
 from kivi.ir.interp.memory import AccessError, Memory
 from kivi.ir.interp.tile import UnknownOperationError, dtype_of
@@ -54,13 +55,7 @@ def run(
     if order not in get_args(Order):
         raise InputError(f"order = {order!r}; threads run in {', '.join(get_args(Order))} order")
     kernel = next(op for op in module.ops if isinstance(op, func.FuncOp) and op.sym_name.data == name)
-    block = kernel.body.block
-    if len(arguments) != len(block.args):
-        raise TypeError(f"kernel {name!r} takes {len(block.args)} arguments, got {len(arguments)}")
-    start: dict[SSAValue, Any] = {}
-    for argument, given in zip(block.args, arguments.values(), strict=True):
-        is_pointer = isinstance(argument.type, tile.PtrType)
-        start[argument] = np.int64(memory.address(given)) if is_pointer else dtype_of(argument.type).type(given)
+    block, start = kernel.body.block, tiles.bound(kernel, arguments, memory)
     count, rng = simt.threads_of(kernel), random.Random(seed)
     with np.errstate(all="ignore"):
         for number, place in enumerate(itertools.product(*(range(n) for n in grid))):
@@ -188,6 +183,8 @@ class Thread:
                 dtype = dtype_of(op.value.type)
                 address = np.array([self._address(op.pointer, op.offset, dtype)])
                 self.memory.store(address, np.array([values[op.value]], dtype), np.array([True]), self.number)
+            elif isinstance(op, simt.CopyOp):
+                self._copy(op)
             elif isinstance(op, scf.ForOp):
                 yield from self._loop(op)
             elif isinstance(op, scf.IfOp):
@@ -201,6 +198,22 @@ class Thread:
             elif not isinstance(op, func.ReturnOp):
                 raise UnknownOperationError(f"the simt interpreter has no rule for {op.name}")
         return []
+
+    def _copy(self, op: simt.CopyOp) -> None:
+        array, place = self.values[op.array], int(self.values[op.place])
+        dtype = dtype_of(op.pointer.type.element)  # type: ignore[attr-defined]
+        length = simt.WIDE // dtype.itemsize
+        if place % length:
+            raise AccessError(f"thread {self.lane} puts a run of {length} elements at element {place}, which is no multiple")
+        run = np.zeros(length, dtype)
+        if op.mask is None or self.values[op.mask]:
+            address = self._address(op.pointer, op.offset, dtype)
+            if address % simt.WIDE:
+                raise AccessError(f"thread {self.lane} reads {simt.WIDE} bytes at {int(address):#x}, which is no multiple")
+            addresses = address + np.arange(length) * dtype.itemsize
+            run = self.memory.load(addresses, dtype, np.ones(length, np.bool_), run)
+        for i, x in enumerate(run):
+            array.store(place + i, x, self.lane)
 
     def _loop(self, op: scf.ForOp) -> Iterator[Any]:
         low, high, step = (int(self.values[o]) for o in (op.lb, op.ub, op.step))

@@ -37,7 +37,7 @@ class UnknownOperationError(KiviError, NotImplementedError):
 
 
 class BrokenPromiseError(KiviError):
-    """A value is not what `tile.multiple` promised."""
+    """A value is not what `tile.multiple` or the attribute `tile.align` promised."""
 
 
 def run(module: ModuleOp, name: str, grid: Sequence[int], arguments: dict[str, Any], memory: Memory) -> None:
@@ -46,15 +46,27 @@ def run(module: ModuleOp, name: str, grid: Sequence[int], arguments: dict[str, A
     arguments: for a pointer the name of an array of `memory`, for a scalar its value, in the order of the kernel's arguments.
     """
     kernel = next(op for op in module.ops if isinstance(op, func.FuncOp) and op.sym_name.data == name)
-    block = kernel.body.block
+    start = bound(kernel, arguments, memory)
+    for number, place in enumerate(itertools.product(*(range(n) for n in grid))):
+        Program(number, (*place, 0, 0, 0)[:3], dict(start), memory).block(list(kernel.body.block.ops))
+
+
+def bound(kernel: func.FuncOp, arguments: dict[str, Any], memory: Memory) -> dict[SSAValue, Any]:
+    """What the arguments of a kernel are: addresses and scalars. Raises `TypeError`, `BrokenPromiseError`."""
+    block, name, promised = kernel.body.block, kernel.sym_name.data, tile.alignment(kernel)
     if len(arguments) != len(block.args):
         raise TypeError(f"kernel {name!r} takes {len(block.args)} arguments, got {len(arguments)}")
     start: dict[SSAValue, Any] = {}
     for argument, given in zip(block.args, arguments.values(), strict=True):
         is_pointer = isinstance(argument.type, tile.PtrType)
         start[argument] = np.int64(memory.address(given)) if is_pointer else dtype_of(argument.type).type(given)
-    for number, place in enumerate(itertools.product(*(range(n) for n in grid))):
-        Program(number, (*place, 0, 0, 0)[:3], dict(start), memory).block(list(block.ops))
+    for argument, bytes_ in promised.items():
+        if start[argument] % bytes_:
+            raise BrokenPromiseError(
+                f"argument {argument.name_hint!r} of kernel {name!r} was promised to be a multiple of {bytes_} bytes and is "
+                f"{int(start[argument]):#x}"
+            )
+    return start
 
 
 def dtype_of(kind: Attribute) -> np.dtype:

@@ -17,7 +17,7 @@ from kivi.ir import tile
 from kivi.ir import vector as vec
 from kivi.ir.interp import tile as tile_rules
 from kivi.ir.interp.memory import Memory
-from kivi.ir.interp.tile import UnknownOperationError
+from kivi.ir.interp.tile import UnknownOperationError, bound
 from kivi.ir.vector import element_of, lanes_of
 from kivi.ir.xdsl import Attribute, ModuleOp, Operation, SSAValue, arith, func, math, scf
 
@@ -36,15 +36,10 @@ def run(module: ModuleOp, name: str, grid: Sequence[int], arguments: dict[str, A
     arguments: for a pointer the name of an array of `memory`, for a scalar its value, in the order of the kernel's arguments.
     """
     kernel = next(op for op in module.ops if isinstance(op, func.FuncOp) and op.sym_name.data == name)
-    block = kernel.body.block
-    if len(arguments) != len(block.args):
-        raise TypeError(f"kernel {name!r} takes {len(block.args)} arguments, got {len(arguments)}")
-    start: dict[SSAValue, Any] = {}
-    for argument, given in zip(block.args, arguments.values(), strict=True):
-        is_pointer = isinstance(argument.type, tile.PtrType)
-        start[argument] = Place(memory, memory.address(given)) if is_pointer else dtype_of(argument.type).type(given)
+    start = bound(kernel, arguments, memory)
+    start = {a: Place(memory, int(x)) if isinstance(a.type, tile.PtrType) else x for a, x in start.items()}
     for number, place in enumerate(itertools.product(*(range(n) for n in grid))):
-        Program(number, (*place, 0, 0, 0)[:3], dict(start)).block(list(block.ops))
+        Program(number, (*place, 0, 0, 0)[:3], dict(start)).block(list(kernel.body.block.ops))
 
 
 def dtype_of(kind: Attribute) -> np.dtype:

@@ -34,6 +34,14 @@ def _random(*shape: int) -> np.ndarray:
     return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
 
 
+def aligned(x: np.ndarray, to: int = 16) -> np.ndarray:
+    """A copy that starts at a multiple of `to` bytes."""
+    room = np.zeros(x.nbytes + to, np.uint8)
+    out = room[-room.ctypes.data % to :][: x.nbytes].view(x.dtype).reshape(x.shape)
+    out[...] = x
+    return out
+
+
 def _softmax(a: dict[str, Any]) -> np.ndarray:
     weight = np.exp(a["x"].astype(np.float64) - a["x"].max(1, keepdims=True))
     return weight / weight.sum(1, keepdims=True)
@@ -52,5 +60,11 @@ FOREIGN = [
         (3,),
         lambda: {"x": np.arange(-500, 500, dtype=np.int16), "o": np.full(80, -1, np.int16), "stride": 11, "n": 75},
         lambda a: np.concatenate([a["x"][: 75 * 11 : 11], np.full(5, -1, np.int16)]),
+    ),
+    Foreign(
+        "row_totals",
+        (3,),
+        lambda: {"x": aligned(np.arange(-150, 154, dtype=np.int16).reshape(19, 16)), "o": np.full(24, -1, np.float32), "n": 19},
+        lambda a: np.concatenate([a["x"].sum(1), np.full(5, -1)]).astype(np.float32),
     ),
 ]
