@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,28 @@ from kivi.errors import KiviError
 
 #: Backend -> the mode in which it is rehearsed.
 GPU_BACKENDS = {"triton": "interpreter", "cupy": "shim", "numba_cuda": "simulator"}
+ROUNDS, REPEATS = 15, 10
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a cache of one request: tokens, bits of keys and values, query heads that share a KV head, and the model's heads."""
+
+    tokens: int
+    bits: int
+    group: int
+    kv_heads: int = 8
+    head_dim: int = 128
+
+    @property
+    def q_heads(self) -> int:
+        return self.kv_heads * self.group
+
+
 SHAPES = {
-    "device": [(tokens, bits, group) for tokens in (32768, 131072) for bits in (2, 4) for group in (1, 4)],
-    "rehearsal": [(300, 2, 1), (300, 4, 4)],
+    "device": [Shape(tokens, bits, group) for tokens in (32768, 131072) for bits in (2, 4) for group in (1, 4)],
+    "rehearsal": [Shape(300, 2, 1, kv_heads=1, head_dim=32), Shape(300, 4, 4, kv_heads=1, head_dim=32)],
 }
-HEAD_DIM, KV_HEADS, ROUNDS, REPEATS = 128, 8, 15, 10
 
 
 def clock(call: Any, device: str, repeats: int) -> float:
@@ -50,17 +68,20 @@ def clock(call: Any, device: str, repeats: int) -> float:
     return begin.elapsed_time(end) / 1000 / repeats
 
 
-def filled(spec: Any, backend: Any, tokens: int, group: int, device: str) -> Any:
-    """A cache with `tokens` random tokens."""
-    cache = kivi.KVCache(spec, batch=1, q_heads=KV_HEADS * group, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype="float16", backend=backend)
+def randoms(*heads: int, shape: Shape, tokens: int, device: str, generator: Any = None) -> list[Any]:
+    """A random tensor [1, h, tokens, D] in half precision for each h."""
+    return [torch.randn(1, h, tokens, shape.head_dim, dtype=torch.float16, device=device, generator=generator) for h in heads]
+
+
+def filled(spec: Any, backend: Any, shape: Shape, device: str) -> Any:
+    """A cache with as many random tokens as the shape says."""
+    heads = {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    cache = kivi.KVCache(spec, batch=1, **heads, dtype="float16", backend=backend)
     generator = torch.Generator(device).manual_seed(0)
     done = 0
-    while done < tokens:
-        n = min(4096, tokens - done)
-        q, k, v = (
-            torch.randn(1, h, n, HEAD_DIM, dtype=torch.float16, device=device, generator=generator)
-            for h in (KV_HEADS * group, KV_HEADS, KV_HEADS)
-        )
+    while done < shape.tokens:
+        n = min(4096, shape.tokens - done)
+        q, k, v = randoms(shape.q_heads, shape.kv_heads, shape.kv_heads, shape=shape, tokens=n, device=device, generator=generator)
         zero = torch.zeros_like(q)
         cache.attend(zero, k, v, commit=False)  # appending is what is wanted here, not a prefill's attention
         cache.commit()
@@ -75,16 +96,15 @@ def decode(backend: Any) -> list[dict[str, Any]]:
     size = 1 << (28 if on_device else 16)
     a, b = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     out = []
-    for tokens, bits, group in SHAPES["device" if on_device else "rehearsal"]:
-        spec = kivi.load_spec("kivi-2bit").override({"key.bits": bits, "value.bits": bits})
-        cache = filled(spec, backend, tokens, group, device)
-        q = torch.randn(1, KV_HEADS * group, 1, HEAD_DIM, dtype=torch.float16, device=device)
-        k, v = (torch.randn(1, KV_HEADS, 1, HEAD_DIM, dtype=torch.float16, device=device) for _ in range(2))
+    for shape in SHAPES["device" if on_device else "rehearsal"]:
+        spec = kivi.load_spec("kivi-2bit").override({"key.bits": shape.bits, "value.bits": shape.bits})
+        cache = filled(spec, backend, shape, device)
+        q, k, v = randoms(shape.q_heads, shape.kv_heads, shape.kv_heads, shape=shape, tokens=1, device=device)
         state = cache._state
         one = state.tokens * 0 + 1
         reading, native = cache._reading(state, one, one), [backend.adopt(x, "q, k or v") for x in (q, k, v)]
-        full_k, full_v = (torch.randn(1, KV_HEADS, tokens, HEAD_DIM, dtype=torch.float16, device=device) for _ in range(2))
-        folded = q.view(1, KV_HEADS, group, HEAD_DIM)
+        full_k, full_v = randoms(shape.kv_heads, shape.kv_heads, shape=shape, tokens=shape.tokens, device=device)
+        folded = q.view(1, shape.kv_heads, shape.group, shape.head_dim)
         calls = {
             "kivi": partial(backend.attend, reading, *native),
             "sdpa_fp16": partial(torch.nn.functional.scaled_dot_product_attention, folded, full_k, full_v),
@@ -104,9 +124,11 @@ def decode(backend: Any) -> list[dict[str, Any]]:
         copy_rate = 2 * size / seconds["copy"]
         out.append(
             {
-                "tokens": tokens,
-                "bits": bits,
-                "q_heads_per_kv_head": group,
+                "tokens": shape.tokens,
+                "bits": shape.bits,
+                "q_heads_per_kv_head": shape.group,
+                "kv_heads": shape.kv_heads,
+                "head_dim": shape.head_dim,
                 "seconds": seconds,
                 "packed_bytes": packed,
                 "GB_per_s": packed / seconds["kivi"] / 1e9,
@@ -132,21 +154,21 @@ def check(name: str, mode: str, chosen: argparse.Namespace) -> tuple[bool, Any]:
     return report.ok, {"mode": mode, "shapes": decode(backend)}
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true", help="without a GPU, at toy sizes")
     parser.add_argument("--size", default="quick")
     parser.add_argument("--backend", action="append", choices=GPU_BACKENDS, help="only this one")
     parser.add_argument("--case", action="append", help="only conformance cases that match this pattern")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
     device = "cpu" if chosen.rehearse else torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     good, results = True, {}
     for name in chosen.backend or GPU_BACKENDS:
         conforms, results[name] = check(name, GPU_BACKENDS[name] if chosen.rehearse else "device", chosen)
         good = good and conforms
-        text = json.dumps({"version": 2, "device": device, "results": results}, indent=2)
+        text = json.dumps({"version": 3, "device": device, "results": results}, indent=2)
         (chosen.out / "decode.json").write_text(text)
     return 0 if good else 1
 
