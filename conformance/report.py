@@ -42,7 +42,8 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Report:
-    """A run of the suite. `spec` maps the hashes that cases name to whole specs. `complete`: no case was left out by stopping early."""
+    """A run of the suite. `spec` maps the hashes that cases name to whole specs, `kernels` the names of generated kernels to the hashes of
+    their IR. `complete`: no case was left out by stopping early."""
 
     backend: str
     mode: str
@@ -55,6 +56,7 @@ class Report:
     size: str
     spec: dict[str, Any]
     cases: list[CaseResult]
+    kernels: dict[str, list[str]] = field(default_factory=dict)
     stale_xfails: list[str] = field(default_factory=list)
     complete: bool = True
 
@@ -104,6 +106,7 @@ class Report:
             "versions": self.versions,
             "platform": self.platform,
             "sources": self.sources,
+            "kernels": self.kernels,
             "stale_xfails": self.stale_xfails,
             "spec": self.spec,
             "cases": [asdict(c) for c in self.cases],

@@ -115,6 +115,7 @@ def run(
         size=size,
         spec=specs,
         cases=results,
+        kernels=subject.backend.kernels(),
         stale_xfails=stale,
         complete=len(results) == len(chosen),
     )

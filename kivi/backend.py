@@ -286,6 +286,10 @@ class Backend(ABC):
         """Name of the attention kernel in use, for `cache.ran`."""
         return self.name
 
+    def kernels(self) -> dict[str, list[str]]:
+        """SHA-256 of the IR of the generated kernels that this process has loaded, by name; empty for a backend that generates none."""
+        return {}
+
     # array plumbing
 
     @abstractmethod

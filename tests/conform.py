@@ -12,3 +12,5 @@ def check(backend: str, mode: str, profile: str, size: str, every: int = 1) -> N
     assert [f"{case.id}: {case.status}: {case.reason}" for case in report.cases if case.status != "passed"] == []
     assert (report.backend, report.mode) == (backend, mode)
     assert [case.id for case in report.cases] == chosen
+    assert report.kernels
+    assert all(len(one) == 64 for hashes in report.kernels.values() for one in hashes)

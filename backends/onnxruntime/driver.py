@@ -58,6 +58,9 @@ class OnnxBackend(HostArrays):
     def kernel(self) -> str:
         return "history, planes, page, open, floating, output"
 
+    def kernels(self) -> dict[str, list[str]]:
+        return self.library.loaded()
+
     # array plumbing
 
     def adopt(self, x: Any, what: str) -> np.ndarray:

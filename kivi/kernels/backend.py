@@ -44,6 +44,9 @@ class KernelBackend(Backend):
     def kernel(self) -> str:
         return "history, tail, merge"
 
+    def kernels(self) -> dict[str, list[str]]:
+        return self.library.loaded()
+
     # what a backend adds
 
     @abstractmethod

@@ -31,6 +31,8 @@ class Library:
     print_   a lowered `tile` kernel and its request -> `Generated`; may import the compiler
     load     a printed kernel and the file with its source -> what the backend launches
     suffix   of source files
+
+    `hashes`: of the IR of the kernels that are loaded, by name.
     """
 
     def __init__(
@@ -44,7 +46,12 @@ class Library:
         self.backend, self.versions, self.suffix = backend, versions, suffix
         self._print, self._load = print_, load
         self._loaded: dict[str, Any] = {}  # by text: requests that differ in what does not matter have the same
+        self.hashes: dict[str, set[str]] = {}
         self.get = lru_cache(maxsize=None)(self._get)
+
+    def loaded(self) -> dict[str, list[str]]:
+        """`hashes` as JSON data, in order."""
+        return {name: sorted(hashes) for name, hashes in sorted(self.hashes.items())}
 
     def printed(self, request: Request) -> tuple[Generated, Path]:
         """The text of a kernel, and its file."""
@@ -55,4 +62,5 @@ class Library:
         generated, source = self.printed(request)
         if generated.source not in self._loaded:
             self._loaded[generated.source] = self._load(generated, source)
+            self.hashes.setdefault(generated.name, set()).add(generated.ir_hash)
         return Loaded(generated, self._loaded[generated.source], source)

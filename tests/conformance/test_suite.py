@@ -226,6 +226,7 @@ def test_json_report(quick, tmp_path):
     assert (data["version"], data["backend"], data["mode"], data["ok"]) == (1, "reference", "device", True)
     assert set(data["summary"]) == {"passed", "failed", "unsupported", "xfailed", "errored"}
     assert all(len(h) == 64 for h in data["sources"].values())
+    assert data["kernels"] == {}  # the reference has none that are generated
     assert {c["spec"] for c in data["cases"]} <= set(data["spec"])
     assert kivi.load_spec("teaching").hash in data["spec"]
     assert all(c["ran"]["mode"] == "device" for c in data["cases"])
