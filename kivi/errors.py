@@ -111,3 +111,7 @@ class DeviceLostError(BackendError):
 
 class IntegrationError(KiviError, RuntimeError):
     """Something of another library (a layer, a mask, an option) that kivi cannot serve."""
+
+
+class UnknownOperationError(KiviError, NotImplementedError):
+    """An operation of the IR that an interpreter, a lowering or an emitter has no rule for."""

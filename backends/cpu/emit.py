@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kivi.backends.cpu.counters import FINISHED
+from kivi.errors import UnknownOperationError
 from kivi.ir import tile
 from kivi.ir import vector as vec
-from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.vector import TABLE, element_of, lanes_of
 from kivi.ir.xdsl import Attribute, ModuleOp, Operation, SSAValue, arith, func, math, scf
 

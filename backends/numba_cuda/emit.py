@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable
-from typing import Any
 
-from kivi.ir import simt, tile
-from kivi.ir.interp.tile import UnknownOperationError
+from kivi.emit import printer
+from kivi.emit.printer import CONTRACTED, FLOAT, INTEGER, SYMBOLS, bits_of, contracts, functions
+from kivi.errors import UnknownOperationError
+from kivi.ir import simt
 from kivi.ir.xdsl import (
     Attribute,
     FloatAttr,
@@ -59,61 +60,29 @@ USED = frozenset(["math", "cuda", "libdevice", "range", "copy_run", "boolean", "
 def emit(module: ModuleOp) -> str:
     """The text of all kernels of a module, as functions. Raises `UnknownOperationError` naming an operation or type without a rule."""
     wide = COPY if any(isinstance(op, simt.CopyOp) for op in module.walk()) else ""
-    return PRELUDE + wide + "\n".join("\n" + Printer(op).text() for op in module.ops if isinstance(op, func.FuncOp))
+    return PRELUDE + wide + "\n".join("\n" + Printer(op).text() for op in functions(module))
 
 
 def signature(module: ModuleOp, name: str) -> dict[str, str]:
     """Argument name -> type of a kernel, e.g. {"x": "*f16", "n": "i32"}."""
-    kernel = next(op for op in module.ops if isinstance(op, func.FuncOp) and op.sym_name.data == name)
-    printer = Printer(kernel)
-    return {printer.name(a): _argument_type(a.type) for a in kernel.body.block.args}
+    return Printer(next(op for op in functions(module) if op.sym_name.data == name)).signature()
 
 
-def _argument_type(kind: Attribute) -> str:
-    return f"*{kind.element}" if isinstance(kind, tile.PtrType) else spelled(kind)
-
-
-class Printer:
+class Printer(printer.Printer):
     """Prints one kernel."""
 
+    language = "Numba CUDA"
+
     def __init__(self, kernel: func.FuncOp) -> None:
-        self.kernel = kernel
-        self.names: dict[SSAValue, str] = {}
-        self.used: set[str] = {*keyword.kwlist, *USED, kernel.sym_name.data}
-        self.lines: list[str] = []
-        self.indent = 1
+        super().__init__(kernel, STATEMENTS, RULES, {*keyword.kwlist, *USED, kernel.sym_name.data})
 
     def text(self) -> str:
-        arguments = self.kernel.body.block.args
+        names = ", ".join(self.name(a) for a in self.kernel.body.block.args)
         # Kernels of different types can read alike, and the types decide what is compiled: they are part of the text.
-        kinds = ", ".join(f"{self.name(a)}: {_argument_type(a.type)}" for a in arguments)
+        kinds = ", ".join(f"{name}: {kind}" for name, kind in self.signature().items())
         self.line(f'"""Blocks of {simt.threads_of(self.kernel)} threads. {kinds}"""')
         self.block(self.kernel.body.block.ops)
-        return "\n".join([f"def {self.kernel.sym_name.data}({', '.join(self.name(a) for a in arguments)}):", *self.lines, ""])
-
-    def name(self, value: SSAValue) -> str:
-        """The Python name of a value: its hint, made unique."""
-        if value not in self.names:
-            base, number = value.name_hint or "v", len(self.names)
-            name = base if value.name_hint else f"v{number}"
-            while name in self.used:
-                name, number = f"{base}_{number}", number + 1
-            self.used.add(name)
-            self.names[value] = name
-        return self.names[value]
-
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.indent + text)
-
-    def block(self, ops: Any) -> None:
-        for op in ops:
-            statement, rule = STATEMENTS.get(type(op)), RULES.get(type(op))
-            if statement is not None:
-                statement(self, op)
-            elif rule is not None:
-                self.line(f"{self.name(op.results[0])} = {rule(self, op, *(self.name(o) for o in op.operands))}")
-            else:
-                raise UnknownOperationError(f"the Numba CUDA emitter has no rule for {op.name}")
+        return "\n".join([f"def {self.kernel.sym_name.data}({names}):", *self.lines, ""])
 
     # -- statements
 
@@ -136,26 +105,16 @@ class Printer:
         self.line(f"copy_run({places}, {mask})")
 
     def loop(self, op: scf.ForOp) -> None:
-        counter, *arguments = op.body.block.args
-        for argument, start in zip(arguments, op.iter_args, strict=True):
-            self.line(f"{self.name(argument)} = {self.name(start)}")
-        signed, width = _signed(counter.type), _width(counter.type)
-        bounds = ", ".join(f"{signed}({self.name(o)})" for o in (op.lb, op.ub, op.step))
+        self.start(op)
+        counter = op.body.block.args[0]
+        bounds = ", ".join(f"{_signed(counter.type)}({self.name(o)})" for o in (op.lb, op.ub, op.step))
         i = self.name(counter)
         self.line(f"for {i}_at in range({bounds}):")
         self.indent += 1
-        self.line(f"{i} = {_type(counter.type)}({i}_at & {(1 << width) - 1})")
-        self.block(op.body.block.ops)
-        results = list(op.body.block.last_op.operands)  # type: ignore[union-attr]
-        moved = [(a, r) for a, r in zip(arguments, results, strict=True) if a is not r]
-        swapped = {r for _, r in moved} & set(arguments)  # a value carried to another place must be read before it is overwritten
-        for value in sorted(swapped, key=self.name):
-            self.line(f"{self.name(value)}_old = {self.name(value)}")
-        for argument, value in moved:
-            self.line(f"{self.name(argument)} = {self.name(value)}{'_old' if value in swapped else ''}")
+        self.line(f"{i} = {_type(counter.type)}({i}_at & {(1 << bits_of(counter.type)) - 1})")
+        self.body(op)
         self.indent -= 1
-        for result, argument in zip(op.results, arguments, strict=True):
-            self.names[result] = self.name(argument)
+        self.end(op)
 
     def branch(self, op: scf.IfOp) -> None:
         for region, word in ((op.true_region, f"if {self.name(op.cond)}:"), (op.false_region, "else:")):
@@ -179,7 +138,7 @@ class Printer:
     def index(self, offset: SSAValue) -> str:
         """Indices are unsigned: Numba would count negative ones from the end."""
         name = self.name(offset)
-        return name if _width(offset.type) == 64 else f"uint64({_signed(offset.type)}({name}))"
+        return name if bits_of(offset.type) == 64 else f"uint64({_signed(offset.type)}({name}))"
 
     def load(self, op: simt.LoadOp, *_: str) -> str:
         place = self.place(op.pointer, op.offset)
@@ -197,7 +156,7 @@ class Printer:
 
     def call(self, op: Operation, *operands: str) -> str:
         kind = spelled(op.results[0].type)
-        if type(op) in CONTRACTED and op.fastmath is not None and arith.FastMathFlag.ALLOW_CONTRACT in op.fastmath.data:  # type: ignore[attr-defined]
+        if contracts(op):
             return f" {CONTRACTED[type(op)]} ".join(operands)
         text = CALLS.get((type(op), kind))
         if text is None:
@@ -207,8 +166,8 @@ class Printer:
     def constant(self, op: arith.ConstantOp) -> str:
         kind, value = op.result.type, op.value
         if isinstance(value, IntegerAttr):
-            bits = value.value.data & ((1 << _width(kind)) - 1)
-            return str(bool(bits)) if _width(kind) == 1 else f"{_type(kind)}({bits})"
+            bits = value.value.data & ((1 << bits_of(kind)) - 1)
+            return str(bool(bits)) if bits_of(kind) == 1 else f"{_type(kind)}({bits})"
         assert isinstance(value, FloatAttr)
         x = value.value.data
         text = "math.nan" if x != x else repr(x) if abs(x) != float("inf") else "math.inf" if x > 0 else "-math.inf"
@@ -225,8 +184,6 @@ class Printer:
             raise UnknownOperationError(f"the Numba CUDA emitter has no rule for arith.bitcast of {source} to {target}")
         return text.format(x)
 
-
-CONTRACTED: dict[type, str] = {arith.AddfOp: "+", arith.SubfOp: "-", arith.MulfOp: "*"}
 
 CALLS: dict[tuple[type, str], str] = {
     (arith.AddfOp, "f32"): "libdevice.fadd_rn({}, {})",
@@ -255,10 +212,6 @@ def _type(kind: Attribute) -> str:
     return TYPES[name]
 
 
-def _width(kind: Attribute) -> int:
-    return 32 if spelled(kind) == "index" else int(spelled(kind)[1:])
-
-
 def _signed(kind: Attribute) -> str:
     return _type(kind).removeprefix("u")
 
@@ -277,11 +230,6 @@ def _choose(symbol: str) -> Callable[..., str]:
         return f"{a} if {s}({a}) {symbol} {s}({b}) else {b}"
 
     return rule
-
-
-SYMBOLS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-INTEGER = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
-FLOAT = {1: "==", 2: ">", 3: ">=", 4: "<", 5: "<=", 13: "!="}
 
 
 def _compare_integers(printer: Printer, op: arith.CmpiOp, a: str, b: str) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from kivi.emit import printer
+from kivi.emit.printer import CONTRACTED, FLOAT, INTEGER, SYMBOLS, bits_of, contracts, functions
+from kivi.errors import UnknownOperationError
 from kivi.ir import simt, tile
-from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.xdsl import (
     Attribute,
     FloatAttr,
@@ -123,18 +124,13 @@ KEYWORDS = frozenset(
 
 def emit(module: ModuleOp, dialect: Dialect) -> str:
     """The text of all kernels of a module. Raises `UnknownOperationError` naming an operation or a type without a rule."""
-    kernels = [Printer(op, dialect).text() for op in module.ops if isinstance(op, func.FuncOp)]
+    kernels = [Printer(op, dialect).text() for op in functions(module)]
     return "\n".join([dialect.prelude + (dialect.half if _uses_half(module) else ""), *kernels])
 
 
 def signature(module: ModuleOp, name: str) -> dict[str, str]:
     """Argument name -> type of a kernel, e.g. {"x": "*f16", "n": "i32"}."""
-    kernel = next(op for op in module.ops if isinstance(op, func.FuncOp) and op.sym_name.data == name)
-    printer, out = Printer(kernel, CUDA), {}
-    for argument in kernel.body.block.args:
-        kind = argument.type
-        out[printer.name(argument)] = f"*{kind.element}" if isinstance(kind, tile.PtrType) else spelled(kind)
-    return out
+    return Printer(next(op for op in functions(module) if op.sym_name.data == name), CUDA).signature()
 
 
 def _uses_half(module: ModuleOp) -> bool:
@@ -143,15 +139,14 @@ def _uses_half(module: ModuleOp) -> bool:
     return any(f16 in (kind, getattr(kind, "element", None), getattr(kind, "element_type", None)) for kind in kinds)
 
 
-class Printer:
-    """Prints one kernel."""
+class Printer(printer.Printer):
+    """Prints one kernel in one language of the family."""
+
+    language = "C"
 
     def __init__(self, kernel: func.FuncOp, dialect: Dialect) -> None:
-        self.kernel, self.dialect = kernel, dialect
-        self.names: dict[SSAValue, str] = {}
-        self.used: set[str] = {*KEYWORDS, kernel.sym_name.data}
-        self.lines: list[str] = []
-        self.indent = 1
+        super().__init__(kernel, STATEMENTS, RULES, {*KEYWORDS, kernel.sym_name.data})
+        self.dialect = dialect
 
     def text(self) -> str:
         threads = simt.threads_of(self.kernel)
@@ -166,33 +161,11 @@ class Printer:
             return f"{self.dialect.pointer}{_type(kind.element)} *{self.name(value)}"
         return f"{_type(kind)} {self.name(value)}"
 
-    def name(self, value: SSAValue) -> str:
-        """The C name of a value: its hint, made unique."""
-        if value not in self.names:
-            base, number = value.name_hint or "v", len(self.names)
-            name = base if value.name_hint else f"v{number}"
-            while name in self.used:
-                name, number = f"{base}_{number}", number + 1
-            self.used.add(name)
-            self.names[value] = name
-        return self.names[value]
+    def assign(self, target: str, text: str) -> None:
+        self.line(f"{target} = {text};")
 
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.indent + text)
-
-    def declare(self, value: SSAValue, text: str) -> None:
-        self.line(f"{_type(value.type)} {self.name(value)} = {text};")
-
-    def block(self, ops: Any) -> None:
-        for op in ops:
-            statement = STATEMENTS.get(type(op))
-            rule = RULES.get(type(op))
-            if statement is not None:
-                statement(self, op)
-            elif rule is not None:
-                self.declare(op.results[0], rule(self, op, *(self.name(o) for o in op.operands)))
-            else:
-                raise UnknownOperationError(f"the C emitter has no rule for {op.name}")
+    def declare(self, value: SSAValue, text: str, name: str = "") -> None:
+        self.line(f"{_type(value.type)} {name or self.name(value)} = {text};")
 
     # -- statements
 
@@ -217,27 +190,18 @@ class Printer:
         self.line(f"*({wide} *)&{self.name(op.array)}[{self.name(op.place)}] = {run};")
 
     def loop(self, op: scf.ForOp) -> None:
-        counter, *arguments = op.body.block.args
-        for argument, start in zip(arguments, op.iter_args, strict=True):
-            self.declare(argument, self.name(start))
+        self.start(op)
+        counter = op.body.block.args[0]
         low, high, step = (self.name(o) for o in (op.lb, op.ub, op.step))
         i, signed = self.name(counter), _signed(counter.type)
         if simt.UNROLL in op.attributes:
             self.line(self.dialect.unroll)
         self.line(f"for ({_type(counter.type)} {i} = {low}; ({signed}){i} < ({signed}){high}; {i} += {step}) {{")
         self.indent += 1
-        self.block(op.body.block.ops)
-        results = list(op.body.block.last_op.operands)  # type: ignore[union-attr]
-        moved = [(a, r) for a, r in zip(arguments, results, strict=True) if a is not r]
-        swapped = {r for _, r in moved} & set(arguments)  # a value carried to another place must be read before it is overwritten
-        for value in sorted(swapped, key=self.name):
-            self.line(f"{_type(value.type)} {self.name(value)}_old = {self.name(value)};")
-        for argument, value in moved:
-            self.line(f"{self.name(argument)} = {self.name(value)}{'_old' if value in swapped else ''};")
+        self.body(op)
         self.indent -= 1
         self.line("}")
-        for result, argument in zip(op.results, arguments, strict=True):
-            self.names[result] = self.name(argument)
+        self.end(op)
 
     def branch(self, op: scf.IfOp) -> None:
         for result in op.output:
@@ -268,7 +232,7 @@ class Printer:
 
     def call(self, op: Operation, *operands: str) -> str:
         kind = spelled(op.results[0].type)
-        if type(op) in CONTRACTED and op.fastmath is not None and arith.FastMathFlag.ALLOW_CONTRACT in op.fastmath.data:  # type: ignore[attr-defined]
+        if contracts(op):
             return f" {CONTRACTED[type(op)]} ".join(operands)
         text = self.dialect.calls.get((type(op), kind))
         if text is None:
@@ -278,7 +242,7 @@ class Printer:
     def constant(self, op: arith.ConstantOp) -> str:
         kind, value = op.result.type, op.value
         if isinstance(value, IntegerAttr):
-            width = _width(kind)
+            width = bits_of(kind)
             bits = value.value.data & ((1 << width) - 1)
             return ("true" if bits else "false") if width == 1 else f"{bits}{'ull' if width == 64 else 'u'}"
         assert isinstance(value, FloatAttr)
@@ -309,18 +273,11 @@ class Printer:
         return f"f32_to_f16({x})"
 
 
-CONTRACTED: dict[type, str] = {arith.AddfOp: "+", arith.SubfOp: "-", arith.MulfOp: "*"}
-
-
 def _type(kind: Attribute) -> str:
     name = spelled(kind)
     if name not in TYPES:
         raise UnknownOperationError(f"the C emitter has no type for {name}")
     return TYPES[name]
-
-
-def _width(kind: Attribute) -> int:
-    return int(spelled(kind)[1:])
 
 
 def _signed(kind: Attribute) -> str:
@@ -349,9 +306,9 @@ def _infix(symbol: str) -> Callable[..., str]:
 
     def rule(printer: Printer, op: Operation, a: str, b: str) -> str:
         kind = op.results[0].type
-        if _width(kind) >= 32:
+        if bits_of(kind) >= 32:
             return f"{a} {symbol} {b}"
-        if _width(kind) == 1:
+        if bits_of(kind) == 1:
             return f"{a} {symbol} {b}"
         return f"({_type(kind)})((u32){a} {symbol} (u32){b})"
 
@@ -364,11 +321,6 @@ def _choose(symbol: str) -> Callable[..., str]:
         return f"({s}){a} {symbol} ({s}){b} ? {a} : {b}"
 
     return rule
-
-
-SYMBOLS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-INTEGER = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
-FLOAT = {1: "==", 2: ">", 3: ">=", 4: "<", 5: "<=", 13: "!="}
 
 
 def _compare_integers(printer: Printer, op: arith.CmpiOp, a: str, b: str) -> str:

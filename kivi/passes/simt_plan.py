@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kivi.errors import UnknownOperationError
 from kivi.ir import tile
-from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.simt import bytes_of
 from kivi.ir.tile import element_of, is_tile, shape_of
 from kivi.ir.xdsl import Block, Operation, SSAValue, arith, func, math, scf

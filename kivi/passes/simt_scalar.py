@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kivi.errors import UnknownOperationError
 from kivi.ir import tile
-from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.tile import Combine, Sign, element_of
 from kivi.ir.xdsl import (
     Attribute,

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from kivi.dtypes import np_dtype
-from kivi.errors import InputError, MetadataOverflowError, NonFiniteError, ShapeError
+from kivi.errors import InputError, MetadataOverflowError, NonFiniteError, ShapeError, UnknownOperationError
 from kivi.ir import kv
-from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.kv import Axis, GridAttr, Numerics, Overflow, RowsType, WordsType, metadata_type, name_of
 from kivi.ir.xdsl import ModuleOp, Operation, SSAValue, TensorType, func
 from kivi.layout import Arrangement

@@ -19,11 +19,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from kivi.errors import InputError, KiviError
+from kivi.errors import InputError, KiviError, UnknownOperationError
 from kivi.ir import simt
 from kivi.ir.interp import tile as tiles
 from kivi.ir.interp.memory import AccessError, Memory
-from kivi.ir.interp.tile import UnknownOperationError, dtype_of
+from kivi.ir.interp.tile import dtype_of
 from kivi.ir.xdsl import MemRefType, ModuleOp, NoneAttr, Operation, SSAValue, arith, func, math, memref, scf
 
 Order = Literal["ascending", "descending", "random"]

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kivi.errors import KiviError
+from kivi.errors import KiviError, UnknownOperationError
 from kivi.ir import tile
 from kivi.ir.interp.memory import Memory
 from kivi.ir.tile import element_of, shape_of
@@ -30,10 +30,6 @@ DTYPES = {
     "i32": np.int32,
     "i64": np.int64,
 }
-
-
-class UnknownOperationError(KiviError, NotImplementedError):
-    """An operation that this interpreter or emitter has no rule for."""
 
 
 class BrokenPromiseError(KiviError):

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from kivi.errors import UnknownOperationError
 from kivi.ir import tile
 from kivi.ir import vector as vec
 from kivi.ir.interp import tile as tile_rules
 from kivi.ir.interp.memory import Memory
-from kivi.ir.interp.tile import UnknownOperationError, bound
+from kivi.ir.interp.tile import bound
 from kivi.ir.vector import element_of, lanes_of
 from kivi.ir.xdsl import Attribute, ModuleOp, Operation, SSAValue, arith, func, math, scf
 
