@@ -18,7 +18,7 @@ from kivi.backend import Append, Backend, Manifest, Reading, Seal, Windows, extr
 from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, KiviError, MetadataOverflowError, UnsupportedError
 from kivi.kernels.library import Library, Loaded
-from kivi.kernels.request import Request
+from kivi.kernels.request import Request, decoding
 from kivi.layout import Layout, Which, arrangement
 from kivi.pool import PageFormat, PagePool
 from kivi.quantized import QuantizedTensor
@@ -159,8 +159,8 @@ class KernelBackend(Backend):
         words, scale, origin = (self.adopt(a, "tensor") for a in (qt.words, qt.scale, qt.origin))
         out = self.zeros(qt.shape, dtype)
         if qt.tokens:
-            options = (("metadata", metadata_dtype(qt.spec, qt.which, qt.dtype)), ("out", dtype))
-            loaded = self.library.get(Request(f"{qt.which}.decode", qt.spec, qt.packing, qt.dtype, qt.shape[3], options))
+            metadata = metadata_dtype(qt.spec, qt.which, qt.dtype)
+            loaded = self.library.get(decoding(qt.spec, qt.which, qt.packing, qt.shape[3], metadata, dtype))
             values = {"batch": qt.shape[0], "heads": qt.shape[1], "tokens": qt.tokens, "channels": qt.shape[3]}
             arguments = {**_extent("words", words), "scale": scale, "origin": origin, "out": out, "tokens": qt.tokens}
             self._launch(loaded, loaded.generated.programs(values), arguments)

@@ -7,8 +7,8 @@ from typing import Any
 
 from kivi.dtypes import metadata_dtype
 from kivi.geometry import Geometry
-from kivi.kernels.request import Request
-from kivi.layout import Layout, named_layout
+from kivi.kernels.request import Request, decoding
+from kivi.layout import Layout, Which, named_layout
 from kivi.pool import PageFormat
 from kivi.schedule import Schedule
 from kivi.spec import CacheSpec
@@ -25,10 +25,11 @@ def entries(
     def add(entry: str, channels: int, *options: tuple[str, Any]) -> None:
         out[entry] = Request(entry, spec, layout, g.dtype, channels, options)
 
-    for which, channels, stored in (("key", g.head_dim, metadata[0]), ("value", g.value_head_dim, metadata[1])):
+    sides: list[tuple[Which, int, str]] = [("key", g.head_dim, metadata[0]), ("value", g.value_head_dim, metadata[1])]
+    for which, channels, stored in sides:
         add(f"{which}.metadata", channels, ("metadata", stored))
         add(f"{which}.encode", channels, ("metadata", stored))
-        add(f"{which}.decode", channels, ("metadata", stored), ("out", "float32"))
+        out[f"{which}.decode"] = decoding(spec, which, layout, channels, stored, "float32")
         add(f"{which}.repack", channels, ("metadata", stored), ("target", named_layout("official_int32")))
         add(f"{which}.seal_metadata", channels, ("form", form))
         add(f"{which}.seal_words", channels, ("form", form))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kivi.layout import Layout, named_layout
+from kivi.layout import Layout, Which, named_layout
 from kivi.pool import PageFormat
-from kivi.spec import CacheSpec
+from kivi.spec import CacheSpec, KeySpec, ValueSpec
 
 if TYPE_CHECKING:
     from kivi.ir.xdsl import ModuleOp
@@ -41,6 +41,22 @@ class Request:
 
     def option(self, name: str, default: Any = None) -> Any:
         return dict(self.options).get(name, default)
+
+
+def decoding(spec: CacheSpec, which: Which, layout: Layout, channels: int, metadata: str, out: str) -> Request:
+    """The request for elements of packed words as `out`, or for the codes with "uint8". Specs that differ in what decoding does not ask,
+    such as rules for bad input or the other side, share it."""
+    side, page = spec.key if which == "key" else spec.value, spec.key.residual
+    bits, group = side.bits, side.group
+    if out == "uint8":
+        group, metadata = page, "float16"  # codes are not scaled
+    key, value = KeySpec(group=page, residual=page), ValueSpec(residual=page)
+    if which == "key":
+        key = KeySpec(bits=bits, group=group, residual=page)
+    else:
+        value = ValueSpec(bits=bits, group=group, residual=page)
+    options = (("metadata", metadata), ("out", out))
+    return Request(f"{which}.decode", CacheSpec(key=key, value=value), layout, "float32", channels, options)
 
 
 def lower(request: Request) -> Kernel:
