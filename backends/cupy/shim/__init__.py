@@ -28,8 +28,9 @@ Order = Literal["ascending", "descending", "random"]
 HERE = Path(__file__).parent
 # Without optimization: most kernels run a few times, and compiling them takes longer than that.
 FLAGS = ("-std=c++14", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
-# Nor with the library of C++, which no text needs: looking through it would take a third of a build.
-LIBRARIES = ("-nodefaultlibs", "-lm", "-lc")
+# Nor with libraries: the runtime brings those of C and of mathematics for all, and looking through them would take a third of a build.
+NO_LIBRARIES = ("-nodefaultlibs",)
+RUNTIME_LIBRARIES = ("-nodefaultlibs", "-lm", "-lc")
 SANITIZE = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 SCALARS = {
     "i8": ctypes.c_int8,
@@ -70,13 +71,13 @@ def version(command: tuple[str, ...]) -> str:
         raise BackendError(f"the C++ compiler {' '.join(command)!r} does not run: {error}; set CXX to one that does") from None
 
 
-def build(text: str, sanitize: bool = False) -> Path:
+def build(text: str, sanitize: bool = False, libraries: tuple[str, ...] = NO_LIBRARIES) -> Path:
     """A shared library of C++ text, from the cache folder if it was built before. Raises `BackendError` with the compiler's words."""
     command = compiler()
     if command is None:
         raise BackendError(NO_COMPILER)
     flags = (*FLAGS, *(SANITIZE if sanitize else ("-fno-sanitize=all",)))
-    libraries = () if sanitize else LIBRARIES
+    libraries = () if sanitize else libraries
 
     def write(path: Path) -> None:
         full = [*command, *flags, f"-I{HERE}", "-x", "c++", "-", "-o", str(path), *libraries]
@@ -95,7 +96,7 @@ def _headers() -> str:
 @cache
 def _runtime() -> ctypes.CDLL:
     """The library whose functions the kernels call: one a process, loaded for all that come after it."""
-    library = ctypes.CDLL(str(build((HERE / "runtime.cpp").read_text("utf-8"))), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(build((HERE / "runtime.cpp").read_text("utf-8"), libraries=RUNTIME_LIBRARIES)), mode=ctypes.RTLD_GLOBAL)
     library.shim_launch.restype = ctypes.c_char_p
     return library
 
