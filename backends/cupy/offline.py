@@ -46,6 +46,13 @@ def emit(request: Request, stage: str, target: str = "sm_90a") -> str | bytes:
     return compiled.ptx if stage == "ptx" else compiled.cubin
 
 
+def resources(request: Request, target: str = "sm_90a") -> dict[str, int]:
+    """What a thread of a kernel takes on a target, by the assembler: registers, and bytes that are spilled and on the stack; and what a
+    block shares."""
+    made = compile_kernel(printed(request)[0], target)
+    return {name: getattr(made, name) for name in ("registers", "spilled_bytes", "stack_bytes", "shared_bytes")}
+
+
 def printed(request: Request) -> tuple[Generated, Path]:
     """A kernel's text, and the file that holds it."""
     return library((("xdsl", importlib.metadata.version("xdsl")),)).printed(request)

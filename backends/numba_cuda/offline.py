@@ -53,6 +53,12 @@ def emit(request: Request, stage: str, target: str = "sm_90") -> str | bytes:
     return compiled.ptx if stage == "ptx" else compiled.cubin
 
 
+def resources(request: Request, target: str = "sm_90") -> dict[str, int]:
+    """What a thread of a kernel takes on a target, by the assembler: registers, and bytes that are spilled and on the stack."""
+    made = compile_kernel(*printed(request), target)
+    return {name: getattr(made, name) for name in ("registers", "spilled_bytes", "stack_bytes")}
+
+
 def printed(request: Request) -> tuple[Generated, Path]:
     """A kernel's text, and the file that holds it."""
     tools = tuple((name, importlib.metadata.version(name)) for name in ("xdsl", "numba-cuda"))

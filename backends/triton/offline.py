@@ -54,6 +54,12 @@ def emit(request: Request, stage: str, target: str = "sm_90") -> str | bytes:
     return compiled.asm[stage]
 
 
+def resources(request: Request, target: str = "sm_90") -> dict[str, int]:
+    """What a thread of a kernel takes on a target, by the compiler's tools: registers, and bytes that are spilled, the stack among them."""
+    made = compile_kernel(*printed(request), target)
+    return {name: getattr(made, name) for name in ("registers", "spilled_bytes")}
+
+
 def printed(request: Request) -> tuple[Generated, Path]:
     """A kernel's text, and the file that holds it."""
     return library(importlib.metadata.version("triton"), False).printed(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from kivi.errors import InputError
     show_default=True,
     help="A stage of the backend: kv, tile, simt, vec, source, ptx, cubin, amdgcn, hsaco, asm, object, onnx.",
 )
+@click.option("--resources", is_flag=True, help="Instead: registers and spilled bytes of the kernel, or of all, compiled for the target.")
 @click.option(
     "--target", help="Such as sm_90, gfx942 or x86-64-v3; an unknown one is answered with those of the backend. Default: the backend's."
 )
@@ -36,6 +38,7 @@ def compile_(
     backend: str,
     entry: str | None,
     stage: str,
+    resources: bool,
     target: str | None,
     head_dim: int,
     value_head_dim: int | None,
@@ -57,6 +60,20 @@ def compile_(
             raise InputError(f"{name} = {value!r}; known are {', '.join(known)}")
     spec = load_spec(source)
     kernels = compiler.entries(spec, geometry(q_heads, kv_heads, head_dim, value_head_dim, dtype, None, None, None))
+    if entry is not None and entry not in kernels:
+        raise InputError(f"entry = {entry!r}; the kernels are {', '.join(kernels)}")
+    if resources:
+        if not hasattr(compiler, "resources"):
+            raise InputError(f"backend {backend!r} compiles for no GPU, so there are no registers to count")
+        wanted = kernels if entry is None else {entry: kernels[entry]}
+        target = target or inspect.signature(compiler.resources).parameters["target"].default
+        found = {name: compiler.resources(request, target) for name, request in wanted.items()}
+        if as_json:
+            print_json({"backend": backend, "spec": spec.hash, "target": target, "resources": found})
+        else:
+            columns = [name.replace("_", " ") for name in next(iter(found.values()))]
+            print_table(("entry", *columns), [(name, *row.values()) for name, row in found.items()], right=columns)
+        return
     if entry is None:
         if out is not None:
             raise InputError("--out needs --entry: name the kernel to write")
@@ -67,8 +84,6 @@ def compile_(
         else:
             print_table(("entry",), [(name,) for name in kernels])
         return
-    if entry not in kernels:
-        raise InputError(f"entry = {entry!r}; the kernels are {', '.join(kernels)}")
     made = compiler.emit(kernels[entry], stage, *([] if target is None else [target]))
     if out is not None:
         out.write_bytes(made if isinstance(made, bytes) else made.encode())

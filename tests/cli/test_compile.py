@@ -53,6 +53,24 @@ def test_every_backend_has_stages_and_a_target_of_its_own(backend, stage, word):
     assert word in result.output
 
 
+@pytest.mark.parametrize(("backend", "target"), [("triton", "sm_90"), ("triton", "gfx942"), ("cupy", "sm_80"), ("numba_cuda", "sm_100")])
+def test_registers_are_reported(backend, target):
+    shape = ("--head-dim", "64", "--q-heads", "2", "--kv-heads", "2")
+    result = invoke("--backend", backend, "--entry", "rows.keep_rows", "--resources", "--target", target, *shape, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert (found["backend"], found["target"], list(found["resources"])) == (backend, target, ["rows.keep_rows"])
+    assert found["resources"]["rows.keep_rows"]["registers"] > 0
+    assert found["resources"]["rows.keep_rows"]["spilled_bytes"] == 0
+
+
+def test_registers_of_every_kernel():
+    result = invoke("--backend", "cupy", "--resources", "--head-dim", "64", "--q-heads", "2", "--kv-heads", "2")
+    assert result.exit_code == 0, result.output
+    assert "registers" in result.output
+    assert all(name in result.output for name in ("cache.history", "key.encode", "rows.keep_rows"))
+
+
 def test_what_cannot_be_shown():
     for arguments, words in (
         (("--entry", "nope"), "cache.merge"),
@@ -61,6 +79,9 @@ def test_what_cannot_be_shown():
         (("--entry", "cache.merge", "--emit", "hsaco"), "has no stage 'hsaco'"),
         (("--entry", "cache.merge", "--emit", "cubin"), "--out"),
         (("--backend", "reference"), "no kernels"),
+        (("--backend", "cpu", "--resources"), "no registers to count"),
+        (("--backend", "cupy", "--resources", "--target", "sm_35"), "sm_80"),
+        (("--resources", "--entry", "nope"), "cache.merge"),
         (("--backend", "nope"), "no backend"),
     ):
         result = invoke(*arguments)
