@@ -109,9 +109,10 @@ class Printer(printer.Printer):
         counter = op.body.block.args[0]
         bounds = ", ".join(f"{_signed(counter.type)}({self.name(o)})" for o in (op.lb, op.ub, op.step))
         i = self.name(counter)
-        self.line(f"for {i}_at in range({bounds}):")
+        at = self.fresh(f"{i}_at")
+        self.line(f"for {at} in range({bounds}):")
         self.indent += 1
-        self.line(f"{i} = {_type(counter.type)}({i}_at & {(1 << bits_of(counter.type)) - 1})")
+        self.line(f"{i} = {_type(counter.type)}({at} & {(1 << bits_of(counter.type)) - 1})")
         self.body(op)
         self.indent -= 1
         self.end(op)

@@ -269,8 +269,6 @@ class Half:
 def pointer(a: np.ndarray, kind: str) -> Any:
     """What a kernel indexes where it was given `a`, whose first element is element 0. Strides of `a` are not negative."""
     size = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True)) + a.itemsize if a.size else 0
-    if not size:
-        return ()
     flat = memory(a.ctypes.data, size)
     if kind in ("f32", "f64"):
         return flat.view(f"float{kind[1:]}")

@@ -101,9 +101,10 @@ class Printer(printer.Printer):
         self.start(op)
         counter = op.body.block.args[0]
         low, high, step = (self.name(o) for o in (op.lb, op.ub, op.step))
-        self.line(f"for {self.name(counter)}_at in range({low}, {high}, {step}):")
+        at = self.fresh(f"{self.name(counter)}_at")
+        self.line(f"for {at} in range({low}, {high}, {step}):")
         self.indent += 1
-        self.line(f"{self.name(counter)} = tl.full([], {self.name(counter)}_at, {_type(counter.type)})")  # a Python int when interpreted
+        self.line(f"{self.name(counter)} = tl.full([], {at}, {_type(counter.type)})")  # a Python int when interpreted
         self.body(op)
         self.indent -= 1
         self.end(op)

@@ -63,6 +63,8 @@ def compile_(
     if entry is not None and entry not in kernels:
         raise InputError(f"entry = {entry!r}; the kernels are {', '.join(kernels)}")
     if resources:
+        if out is not None:
+            raise InputError("--out is for what --emit shows; the figures of --resources go to a file by --json")
         if not hasattr(compiler, "resources"):
             raise InputError(f"backend {backend!r} compiles for no GPU, so there are no registers to count")
         wanted = kernels if entry is None else {entry: kernels[entry]}

@@ -56,13 +56,17 @@ class Printer(ABC):
     def name(self, value: SSAValue) -> str:
         """The name of a value: its hint, made unique."""
         if value not in self.names:
-            base, number = value.name_hint or "v", len(self.names)
-            name = base if value.name_hint else f"{self.unnamed}{number}"
-            while name in self.used:
-                name, number = f"{base}_{number}", number + 1
-            self.used.add(name)
-            self.names[value] = name
+            base = value.name_hint or "v"
+            self.names[value] = self.fresh(base if value.name_hint else f"{self.unnamed}{len(self.names)}", base)
         return self.names[value]
+
+    def fresh(self, name: str, base: str = "") -> str:
+        """`name`, or one like it, that nothing else is called."""
+        base, number = base or name, len(self.names)
+        while name in self.used:
+            name, number = f"{base}_{number}", number + 1
+        self.used.add(name)
+        return name
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
@@ -101,10 +105,11 @@ class Printer(ABC):
         assert isinstance(following, scf.YieldOp)
         moved = [(a, r) for a, r in zip(arguments, following.operands, strict=True) if a is not r]
         swapped = {r for _, r in moved} & set(arguments)  # a value carried to another place must be read before it is overwritten
-        for value in sorted(swapped, key=self.name):
-            self.declare(value, self.name(value), f"{self.name(value)}_old")
+        old = {value: self.fresh(f"{self.name(value)}_old") for value in sorted(swapped, key=self.name)}
+        for value, name in old.items():
+            self.declare(value, self.name(value), name)
         for argument, value in moved:
-            self.assign(self.name(argument), f"{self.name(value)}{'_old' if value in swapped else ''}")
+            self.assign(self.name(argument), old.get(value) or self.name(value))
 
     def end(self, op: scf.ForOp) -> None:
         """The results of a loop are what it carried."""

@@ -21,7 +21,6 @@ from kivi.ir.xdsl import (
     EnumAttribute,
     IndexType,
     IntegerAttr,
-    IntegerType,
     IRDLOperation,
     MemoryReadEffect,
     MemoryWriteEffect,
@@ -249,8 +248,7 @@ def run_length(kind: Attribute) -> int:
 
 def bytes_of(kind: Attribute) -> int:
     """Bytes of an element in memory."""
-    width = kind.width.data if isinstance(kind, IntegerType) else int(str(kind)[1:])
-    return max(1, width // 8)
+    return max(1, kind.bitwidth // 8)  # type: ignore[attr-defined]  # of integers and floats alike
 
 
 def _verify_access(pointer: Attribute, offset: Attribute, kind: Attribute) -> None:

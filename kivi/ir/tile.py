@@ -70,7 +70,7 @@ def alignment(kernel: func.FuncOp) -> dict[SSAValue, int]:
     """The bytes of which each pointer of a kernel is promised to be a multiple; pointers without a promise are left out."""
     given = [] if kernel.arg_attrs is None else kernel.arg_attrs.data
     found = {argument: attributes.data.get(ALIGN) for argument, attributes in zip(kernel.body.block.args, given, strict=False)}
-    return {argument: value.value.data for argument, value in found.items() if isinstance(value, IntegerAttr)}
+    return {argument: value.value.data for argument, value in found.items() if isinstance(value, IntegerAttr) and value.value.data > 0}
 
 
 def shape_of(kind: Attribute) -> tuple[int, ...]:

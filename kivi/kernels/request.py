@@ -48,9 +48,10 @@ def decoding(spec: CacheSpec, which: Which, layout: Layout, channels: int, metad
     such as rules for bad input or the other side, share it."""
     side, page = spec.key if which == "key" else spec.value, spec.key.residual
     bits, group = side.bits, side.group
+    least = next(n for n in range(2, page + 1) if page % n == 0)  # the least group that such a page holds whole
     if out == "uint8":
-        group, metadata = page, "float16"  # codes are not scaled
-    key, value = KeySpec(group=page, residual=page), ValueSpec(residual=page)
+        group, metadata = least, "float16"  # codes are not scaled
+    key, value = KeySpec(group=least, residual=page), ValueSpec(residual=page)
     if which == "key":
         key = KeySpec(bits=bits, group=group, residual=page)
     else:

@@ -75,7 +75,7 @@ class Forms:
         found = rule(self, op) if rule else None
         if found is not None:
             return found
-        if type(op) in ELEMENTWISE:
+        if op.operands and type(op) in ELEMENTWISE:
             strides = [self.of(x).strides for x in op.operands]
             return Linear(1, tuple(0 if all(s[axis] == 0 for s in strides) else None for axis in range(rank)))
         return Linear(1, (None,) * rank)
@@ -109,17 +109,29 @@ def _broadcast(forms: Forms, op: tile.BroadcastOp) -> Linear:
 
 def _cast(forms: Forms, op: tile.CastOp) -> Linear | None:
     kinds = [element_of(value.type) for value in (op.source, op.result)]
-    return forms.of(op.source) if all(isinstance(kind, IntegerType) and kind.width.data >= 32 for kind in kinds) else None
+    if not all(isinstance(kind, IntegerType) and kind.width.data >= 32 for kind in kinds):
+        return None
+    form = forms.of(op.source)
+    return form if form.number is None or 0 <= form.number < 1 << 31 else replace(form, number=None)
 
 
 def _sum(sign: int) -> Callable[..., Linear]:
     def rule(forms: Forms, op: Operation) -> Linear:
         a, b = (forms.of(x) for x in op.operands)
-        strides = [None if s is None or t is None else s + sign * t for s, t in zip(a.strides, b.strides, strict=True)]
+        strides = [_added(s, t, sign) for s, t in zip(a.strides, b.strides, strict=True)]
         number = None if a.number is None or b.number is None else a.number + sign * b.number
         return Linear(gcd(a.divisor, b.divisor), tuple(strides), number)
 
     return rule
+
+
+def _added(s: int | None, t: int | None, sign: int) -> int | None:
+    """The stride of a sum. An i32 may wrap before it is widened, so strides are certain modulo 2^32 only: what is 0 or 1 must not come from
+    strides that cancel."""
+    if s is None or t is None:
+        return None
+    total = s + sign * t
+    return None if total in (0, 1) and (s, sign * t, t) not in ((total, 0, 0), (0, total, total)) else total
 
 
 def _product(forms: Forms, op: arith.MuliOp) -> Linear | None:
@@ -127,7 +139,7 @@ def _product(forms: Forms, op: arith.MuliOp) -> Linear | None:
     if a.number is not None:
         a, b = b, a
     if b.number is not None:
-        strides = tuple(0 if b.number == 0 else None if s is None else s * b.number for s in a.strides)
+        strides = tuple(0 if b.number == 0 else None if s is None or s * b.number == 1 != s else s * b.number for s in a.strides)
         return Linear(a.divisor * b.divisor, strides, None if a.number is None else a.number * b.number)
     return Linear(a.divisor * b.divisor, a.strides) if a.uniform and b.uniform else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kivi.errors import KiviError
-from kivi.ir.simt import MOST_SHARED, BarrierOp, Space, SpaceAttr, bytes_of
+from kivi.ir.simt import MOST_SHARED, WIDE, BarrierOp, Space, SpaceAttr, bytes_of
 from kivi.ir.xdsl import Attribute, Block, MemRefType, NoneAttr, Operation, SSAValue, memref
 
 
@@ -32,7 +32,9 @@ class Memory:
     def check(self, kernel: str) -> None:
         """Raise `SharedMemoryError` if the shared arrays are more than a block may have."""
         kinds = [op.memref.type for op in self.allocations if isinstance(op, memref.AllocOp)]
-        total = sum(kind.get_shape()[0] * bytes_of(kind.element_type) for kind in kinds)
+        total = sum(
+            -(-kind.get_shape()[0] * bytes_of(kind.element_type) // WIDE) * WIDE for kind in kinds
+        )  # those that take runs are aligned
         if total > MOST_SHARED:
             raise SharedMemoryError(
                 f"kernel {kernel!r} keeps {total} bytes in shared memory, a block has {MOST_SHARED}: choose a schedule with fewer queries "

@@ -159,6 +159,10 @@ class _Planner:
 
     def _choose(self, total: dict[SSAValue, int], most: dict[SSAValue, int]) -> set[SSAValue]:
         kept, room = set(self.forced), SHARED_BYTES
+        for value, _ in self.tiles:  # first, since what is loaded twice costs more than what is computed twice
+            if value in self.runs - kept and total[value] and self._bytes(value) <= room - SHARED_BYTES // 2:
+                kept.add(value)
+                room -= self._bytes(value)
         weight: dict[SSAValue, int] = {}
         loops: dict[SSAValue, bool] = {}
         for value, op in self.tiles:
@@ -182,13 +186,15 @@ class _Planner:
                     )
                 )
             )
-            bytes_kept = n * bytes_of(element_of(value.type))
-            if keep and bytes_kept <= room:
+            if keep and self._bytes(value) <= room:
                 kept.add(value)
-                room -= bytes_kept
+                room -= self._bytes(value)
             else:
                 weight[value], loops[value] = min(inner, 1 << 20), runs_loop
         return kept
+
+    def _bytes(self, value: SSAValue) -> int:
+        return self.sizes[value] * bytes_of(element_of(value.type))
 
     def _passes_on(self, value: SSAValue) -> bool:
         """Whether the one use is an operation that repeats nothing, so that its result may be kept instead."""
@@ -334,7 +340,7 @@ class _Planner:
             shared_walk = isinstance(root, tile.ReduceOp | tile.ScanOp)
             for value in values:
                 place = None if shared_walk else shape_of(value.type)
-                if any(r in self.kept for r in root.results) and type(root) in _MOVED | LOOPS:
+                if any(r in self.kept and (type(root) in _MOVED | LOOPS or r in self.runs) for r in root.results):
                     place = None
                 visit(value, place, set())
         return {value for value, name in cell.items() if name not in elsewhere}

@@ -18,7 +18,7 @@ CASE = "attention/zones.steps"  # one stands for all, which other tests run
 def run(out: Path, backend: str, *options: str) -> tuple[int, str, dict]:
     """Exit status, what was printed, and what `decode.json` says of a backend, as the Makefile runs it."""
     command = [sys.executable, "benchmarks/device_check.py", "--out", str(out), "--backend", backend, "--case", CASE, *options]
-    environment = os.environ | {"PYTHONPATH": "."}
+    environment = os.environ | {"PYTHONPATH": ".", "CUDA_VISIBLE_DEVICES": ""}  # whatever this machine has
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (out / "decode.json").is_file(), done.stderr
     return done.returncode, done.stdout, json.loads((out / "decode.json").read_text())["results"][backend]

@@ -82,6 +82,7 @@ def test_what_cannot_be_shown():
         (("--backend", "cpu", "--resources"), "no registers to count"),
         (("--backend", "cupy", "--resources", "--target", "sm_35"), "sm_80"),
         (("--resources", "--entry", "nope"), "cache.merge"),
+        (("--resources", "--out", "figures"), "--json"),
         (("--backend", "nope"), "no backend"),
     ):
         result = invoke(*arguments)

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kivi.ir.build import Aligned, full, indices, kernel, loop, pointer
 from kivi.ir.interp.tile import UnknownOperationError
 from kivi.ir.simt import Simt
 from kivi.ir.tile import Tile
-from kivi.ir.xdsl import parse
+from kivi.ir.xdsl import i8, i32, parse
+from kivi.passes.simt_memory import Memory, SharedMemoryError
 from kivi.passes.tile_to_simt import lower
 from tests.ir import test_attention
-from tests.ir.foreign import FOREIGN
+from tests.ir.foreign import FOREIGN, aligned
 from tests.ir.test_kernels import check_tensor, signless, spec_of
 from tests.simt import interpreted
 from tests.simt.interpreted import ORDERS, THREADS, execute
@@ -47,6 +49,30 @@ def test_an_unknown_operation_is_named():
     module = parse("func.func @k(%n: i32) {\n%x = arith.constant 1.0 : f32\n%a = math.sin %x : f32\nfunc.return\n}", Tile)
     with pytest.raises(UnknownOperationError, match=r"math\.sin"):
         lower(module)
+
+
+def test_a_carried_tile_may_decide_where_a_run_lies():
+    """The tile stays with its threads only if each reads its own elements, and a run begins at another one's."""
+
+    def body(x, o, n):
+        r = indices(16)
+        [total] = loop(0, n, [full((16,), 1, i32)], lambda i, t: [t + x.load(t * 0 + r)])
+        o.store(r, total)
+
+    module = kernel("k", {"x": Aligned(pointer(i32), 16), "o": pointer(i32), "n": i32}, body)
+    x, o = aligned(np.arange(16, dtype=np.int32)), np.zeros(16, np.int32)
+    lowered = lower(module, 32)
+    assert "simt.copy" in str(lowered)
+    execute(lowered, "k", (1,), {"x": x, "o": o, "n": 3})
+    assert np.array_equal(o, 1 + 3 * x)
+
+
+def test_aligned_arrays_count_with_what_lies_between_them():
+    memory = Memory()
+    for count in (4, 24560, 12, 24560, 16):
+        memory.shared(i8, count)
+    with pytest.raises(SharedMemoryError, match="keeps 49168 bytes in shared memory, a block has 49152"):
+        memory.check("k")
 
 
 # -- kernels of kivi --------------------------------------------------------------------------------------------------

@@ -67,4 +67,5 @@ FOREIGN = [
         lambda: {"x": aligned(np.arange(-150, 154, dtype=np.int16).reshape(19, 16)), "o": np.full(24, -1, np.float32), "n": 19},
         lambda a: np.concatenate([a["x"].sum(1), np.full(5, -1)]).astype(np.float32),
     ),
+    Foreign("named", (1,), lambda: {"o": np.zeros(3, np.int32), "n": 2}, lambda a: np.array([35, 35, 11], np.int32)),
 ]
