@@ -1,5 +1,5 @@
-"""The CuPy backend under the thread shim passes the conformance suite, whole tensors and attention: every case of the full size, which holds those of the
-quick one, none unsupported. A compiled shim is fast enough for that in every run.
+"""The CuPy backend under the thread shim passes the conformance suite, whole tensors and attention: every case of the full
+size, which holds those of the quick one, none unsupported. A compiled shim is fast enough for that in every run.
 
 A pass without a GPU is not a device's: the report says which mode ran.
 """
