@@ -278,6 +278,10 @@ class Backend(ABC):
     def __repr__(self) -> str:
         return f"<kivi backend {self.name} ({self.mode}, {self.device})>"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backend:
+        """A backend holds a device and compiled kernels: copies of what uses it share it."""
+        return self
+
     #: Whether `KernelBackend.record` works in this mode.
     can_record = False
 
@@ -447,12 +451,37 @@ def extremes(x: np.ndarray) -> tuple[float, float]:
 
 def overflow_error(where: str, which: str, low: float, high: float, spec: CacheSpec, metadata: str) -> MetadataOverflowError:
     """The error of SPEC 3.7 for a group, or rows that hold it, with values from `low` to `high`."""
+    return _overflow(where, f"values from {low:g} to {high:g}", which, low, high, spec, metadata)
+
+
+def group_overflow_error(where: str, which: str, rows: np.ndarray, spec: CacheSpec, metadata: str, first: int = 0) -> MetadataOverflowError:
+    """The error of SPEC 3.7.3 for rows [B, H, n, D] or [H, n, D] of whole groups, one of which overflows: it names the one that needs the
+    largest numbers. `first`: the token of row 0."""
+    side = spec.key if which == "key" else spec.value
+    axis, x = (-2 if which == "key" else -1), rows.astype(np.float64)
+    starts = np.arange(0, x.shape[axis], side.group)
+    low = np.minimum.reduceat(np.where(np.isfinite(x), x, np.inf), starts, axis)
+    high = np.maximum.reduceat(np.where(np.isfinite(x), x, -np.inf), starts, axis)
+    need = np.maximum(np.abs(low), (high - low) / ((1 << side.bits) - 1))
+    worst = np.unravel_index(int(np.argmax(np.where(low <= high, need, -1.0))), need.shape)
+    *outer, t, c = (int(i) for i in worst)
+    names = [f"{name} {i}" for name, i in zip(("request", "head")[-len(outer) :], outer, strict=True)]
+    if which == "key":
+        names += [f"channel {c}", f"tokens {first + t * side.group} to {first + (t + 1) * side.group - 1}"]
+    else:
+        names += [f"token {first + t}", f"channels {c * side.group} to {min((c + 1) * side.group, x.shape[-1]) - 1}"]
+    lowest, highest = float(low[worst]), float(high[worst])
+    held = f"the group of {', '.join(names)} has values from {lowest:g} to {highest:g}, which"
+    return _overflow(where, held, which, lowest, highest, spec, metadata)
+
+
+def _overflow(where: str, held: str, which: str, low: float, high: float, spec: CacheSpec, metadata: str) -> MetadataOverflowError:
     side = spec.key if which == "key" else spec.value
     fits = metadata_that_holds(low, high, side.bits) if spec.numerics == "portable" else []
     remedy = f"use {which}.metadata = {fits[0]!r}, or " if fits else "use "
     return MetadataOverflowError(
-        f"{where}: values from {low:g} to {high:g} need a scale or an origin that {which}.metadata = {metadata!r} cannot hold; the spec "
-        f"says overflow = 'reject': {remedy}overflow = 'saturate'"
+        f"{where}: {held} need a scale or an origin that {which}.metadata = {metadata!r} cannot hold; the spec says "
+        f"overflow = 'reject': {remedy}overflow = 'saturate'"
     )
 
 

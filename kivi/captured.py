@@ -15,7 +15,7 @@ import numpy as np
 
 from kivi import checks
 from kivi.backend import Append
-from kivi.errors import KiviError, NonFiniteError, UnsupportedError
+from kivi.errors import KiviError, NonFiniteError, StateError, UnsupportedError
 from kivi.kernels.backend import KernelBackend
 from kivi.state import State
 
@@ -41,6 +41,7 @@ class CapturedStep:
         if checks.inputs(q, k, v, cache.geometry, cache.batch) != 1:
             raise UnsupportedError(f"a captured step takes one token a request, and q has {q.shape[2]}; call attend for longer chunks")
         self.cache, self.backend, self.strict = cache, be, strict
+        self._batch = cache.batch
         self._given, self._like = (q, k, v), q
         self._native = [be.adopt(x, name) for x, name in zip(self._given, "qkv")]
         if any(be.address(a) != be.address(be.adopt(x, name)) for a, x, name in zip(self._native, self._given, "qkv")):
@@ -52,8 +53,15 @@ class CapturedStep:
         self._shape: tuple[Any, ...] = ()
 
     def __call__(self) -> Any:
-        """Attend to the tokens in q, k and v, and commit them. Raises `CapacityError`, `PendingTokensError`, and what `check` raises."""
+        """Attend to the tokens in q, k and v, and commit them. Raises `CapacityError`, `PendingTokensError`, and what `check` raises;
+        `StateError` if the cache has another number of requests than when the step was captured, or moved to another backend."""
         cache = self.cache
+        here, there = ((be.name, be.mode, be.device) for be in (self.backend, cache.backend))
+        if cache.batch != self._batch or here != there:
+            raise StateError(
+                f"the step was captured for {self._batch} requests on {' '.join(here)}, and the cache now has {cache.batch} on "
+                f"{' '.join(there)}; capture a step again, with q, k and v of that batch"
+            )
         if cache._captured is not self:
             cache._take_over(self)
         if len(self._states) == UNREAD:

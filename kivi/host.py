@@ -16,7 +16,9 @@ class HostArrays(Backend):
     """The array plumbing of `Backend` in NumPy."""
 
     def adopt(self, x: Any, what: str) -> np.ndarray:
-        return as_numpy(x, what, self.name)
+        """A view; a copy of what does not lie at multiples of its element's size, such as a field of records."""
+        a = as_numpy(x, what, self.name)
+        return a if a.flags.aligned else a.copy()
 
     def give(self, a: np.ndarray, like: Any) -> Any:
         return from_numpy(a, like)
@@ -65,10 +67,9 @@ def keep_rows(step: Append, k: np.ndarray | None, v: np.ndarray | None) -> None:
                 target[b][:, new % target.shape[2]] = chunk[b][:, new - stored]
 
 
-def floating_rows(step: Append, seal: Seal, chunk: np.ndarray | None) -> np.ndarray:
-    """The floating rows that `seal` quantizes, from the source window and this call: [Hkv, count, D]."""
-    window = step.source.key if seal.which == "key" else step.source.value
-    b, stored = seal.request, int(step.stored[seal.request])
+def floating_rows(seal: Seal, stored: int, window: np.ndarray, chunk: np.ndarray | None) -> np.ndarray:
+    """The floating rows that `seal` quantizes, [Hkv, count, D]: tokens below `stored` from the window, later ones from this call."""
+    b = seal.request
     tokens = np.arange(seal.first, seal.first + seal.count)
     old = window[b][:, tokens[tokens < stored] % window.shape[2]]
     if chunk is None or old.shape[1] == seal.count:

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
@@ -98,18 +99,48 @@ def generated(key: Mapping[str, Any], build: Callable[[], Generated], suffix: st
         found = build()
         written = json.dumps({"key": text, "entry": asdict(found)})  # the order of the signature is that of the arguments
         body = json.dumps({"sha256": hashlib.sha256(written.encode()).hexdigest(), "body": written})
-    if body is not None or not _holds(source, found.source):
-        place = writable(folder)
-        source = place / source.name
+    with suppress(OSError):  # what can be written nowhere is known to this process
         if body is not None:
-            _write(place / entry.name, body)
+            put_text(entry, body)
+    with suppress(OSError):  # a loader that needs the file says so
         if not _holds(source, found.source):
-            _write(source, found.source)
+            source = put_text(source, found.source)
     return found, source
 
 
 def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text("utf-8") == text
+    try:
+        return path.read_text("utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def put_text(path: Path, text: str) -> Path:
+    """`put` of a text."""
+    return put(path, lambda part: part.write_text(text, "utf-8"))
+
+
+def put(path: Path, write: Callable[[Path], object]) -> Path:
+    """Where the file lies that `write` writes to the path it is given: at `path`, whole or not at all; or with a warning in a folder of
+    this process alone, if `path` cannot be written: no permission, no room. Raises `OSError` if there is no room there either."""
+    folder = writable(path.parent)
+    try:
+        return _renamed(folder / path.name, write)
+    except OSError as error:
+        if folder != path.parent:
+            raise
+        _say_unwritable(folder, str(error))
+        return _renamed(_own_part(folder) / path.name, write)
+
+
+def _renamed(path: Path, write: Callable[[Path], object]) -> Path:
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
 
 
 def writable(folder: Path) -> Path:
@@ -122,6 +153,11 @@ def writable(folder: Path) -> Path:
     except OSError as error:
         why = str(error)
     _say_unwritable(folder, why)
+    return _own_part(folder)
+
+
+def _own_part(folder: Path) -> Path:
+    """What stands for `folder` in this process alone."""
     own = _own_folder() / folder.name
     own.mkdir(exist_ok=True)
     return own
@@ -150,12 +186,3 @@ def _read(path: Path, key: str) -> Generated | None:
         return Generated(fields["name"], fields["source"], fields["signature"], grid, fields["ir_hash"], fields["launch"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        beside.write_text(text, "utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

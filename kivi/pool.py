@@ -6,6 +6,7 @@ fields lie in one record, so a kernel can fetch them together. The pool grows by
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,7 @@ class PagePool:
         self.refs: list[int] = []
         self._where: list[tuple[int, int]] = []
         self._free: list[int] = []
+        self._lock = threading.Lock()  # forks share a pool, and may be used from several threads
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PagePool:
         raise StateError("a pool is shared by caches and not copied; copy the cache")
@@ -140,21 +142,25 @@ class PagePool:
 
     def lend(self, count: int) -> list[int]:
         """`count` zeroed pages with one reference each. Raises `CapacityError`; then none is lent."""
-        self._grow(count - len(self._free))
-        pages = [self._free.pop() for _ in range(count)]
+        with self._lock:
+            self._grow(count - len(self._free))
+            pages = [self._free.pop() for _ in range(count)]
+            for page in pages:
+                self.refs[page] = 1
         for page in pages:
             slab, index = self._where[page]
             self.raw[slab][index] = 0
-            self.refs[page] = 1
         return pages
 
     def retain(self, page: int) -> None:
-        self.refs[page] += 1
+        with self._lock:
+            self.refs[page] += 1
 
     def release(self, page: int) -> None:
-        self.refs[page] -= 1
-        if self.refs[page] == 0:
-            self._free.append(page)
+        with self._lock:
+            self.refs[page] -= 1
+            if self.refs[page] == 0:
+                self._free.append(page)
 
     def _grow(self, missing: int) -> None:
         if missing <= 0:

@@ -121,12 +121,13 @@ class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def override(self, changes: Mapping[str, Any]) -> CacheSpec:
         """A copy with some fields changed, e.g. `{"key.bits": 4, "value.group": 64}`.
 
-        Names are dotted paths of the TOML form. Raises `SpecError` for an unknown path or an invalid result.
+        Names are dotted paths of the TOML form; `{"key": {"bits": 4}}` says the same as `{"key.bits": 4}`. Raises `SpecError` for an
+        unknown path or an invalid result.
         """
         fields = self.to_dict()
         if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
             raise SpecError(f"override takes a dictionary from field names to values, such as {{'key.bits': 4}}, not {changes!r}")
-        for path, given in changes.items():
+        for path, given in _flat(changes).items():
             value = given.item() if isinstance(given, np.generic) else given
             *parents, leaf = path.split(".")
             found: Any = fields
@@ -137,6 +138,15 @@ class CacheSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise SpecError(f"override names {path!r}, which is not a field of a spec; the fields are: {', '.join(field_paths())}")
             table[leaf] = value
         return from_dict(fields)
+
+
+def _flat(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes with the tables of a spec opened, so that their other fields stay as they are."""
+    out: dict[str, Any] = {}
+    for path, given in changes.items():
+        tables = path in ("key", "value", "packing") and isinstance(given, Mapping)
+        out |= {f"{path}.{name}": value for name, value in given.items()} if tables else {path: given}
+    return out
 
 
 def from_dict(fields: Mapping[str, Any]) -> CacheSpec:
@@ -168,7 +178,7 @@ def load_spec(source: str | Path | CacheSpec) -> CacheSpec:
             raise SpecError(f"{str(source)!r} is neither a preset ({', '.join(known)}) nor a file; give one of these or a TOML path")
         where = str(path)
         try:
-            text = path.read_text("utf-8")
+            text = path.read_text("utf-8-sig")  # some editors put a mark in front
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError(f"{where} cannot be read as UTF-8 text: {error}") from None
     try:

@@ -7,7 +7,7 @@ dialects. An object file is named by a hash of all that decides it: the text, th
 from __future__ import annotations
 
 import hashlib
-import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -109,13 +109,8 @@ def object_code(text: str, m: Machine) -> bytes:
     except OSError:
         pass
     code = target_machine(m).emit_object(optimized(text, m))
-    path = jit.writable(path.parent) / path.name
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.part")
-    try:
-        beside.write_bytes(hashlib.sha256(code).digest() + code)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with suppress(OSError):  # it is in memory
+        jit.put(path, lambda part: part.write_bytes(hashlib.sha256(code).digest() + code))
     return code
 
 

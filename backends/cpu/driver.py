@@ -14,6 +14,7 @@ import numpy as np
 from kivi import arena
 from kivi.backend import Backend, Manifest, Probe, Reading
 from kivi.backends.cpu import compile as compiler
+from kivi.backends.cpu import threads
 from kivi.backends.cpu.kernels import FINITE, CpuLibrary, library
 from kivi.backends.cpu.recording import Recording, Written
 from kivi.errors import KiviError
@@ -34,8 +35,9 @@ def probe(mode: str, device: str) -> Probe:
     versions = {"llvmlite": llvmlite.__version__}
     try:
         machine = compiler.machine(os.environ.get(TARGET))
+        threads.count()
     except KiviError as error:
-        return Probe(available=False, mode=mode, reason=str(error), versions=versions)
+        return Probe(available=False, mode=mode, reason=str(error), versions=versions, state="bad setting")
     missing = compiler.missing(machine)
     if missing:
         reason = f"target {machine.target!r} needs {', '.join(missing)}, which this processor does not have"
@@ -64,7 +66,7 @@ class CpuBackend(HostBackend):
     def adopt(self, x: Any, what: str) -> np.ndarray:
         """A view, or a copy of a call's rows whose channels are no neighbours in memory; stored history is never copied."""
         a = x if type(x) is np.ndarray else super().adopt(x, what)
-        return a if a.strides[-1:] == (a.itemsize,) or a.ndim == 0 else np.ascontiguousarray(a)
+        return a if a.flags.aligned and (a.strides[-1:] == (a.itemsize,) or a.ndim == 0) else a.copy()
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return arena.zeros(shape, dtype)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +12,5 @@ from kivi import jit
 def cached(suffix: str, decides: object, build: Callable[[Path], None]) -> Path:
     """The file for `decides`, whose repr names text, options and tools; `build` writes it to the path it is given if there is none."""
     digest = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
-    folder = jit.cache_folder() / "cupy"
-    path = folder / f"{digest}{suffix}"
-    if not path.is_file():
-        folder = jit.writable(folder)
-        path = folder / path.name
-        part = folder / f".{digest}.{uuid.uuid4().hex}.part"
-        try:
-            build(part)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    return path
+    path = jit.cache_folder() / "cupy" / f"{digest}{suffix}"
+    return path if path.is_file() else jit.put(path, build)

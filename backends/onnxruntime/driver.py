@@ -9,7 +9,7 @@ import onnxruntime
 
 from kivi import arena
 from kivi.arrays import as_numpy, from_numpy
-from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, extremes, overflow_error
+from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, group_overflow_error
 from kivi.backends.onnxruntime.blocks import blocks, joined_shape
 from kivi.backends.onnxruntime.kernels import CPU, Session, library
 from kivi.backends.onnxruntime.operators import wrong_operators
@@ -92,7 +92,7 @@ class OnnxBackend(HostArrays):
             }
             self._run(request, {"x": given}, out)
             if spec.overflow == "reject" and out["clamped"][0]:
-                raise overflow_error(f"{which} tensor", which, *extremes(x), spec, metadata)
+                raise group_overflow_error(f"{which} tensor", which, x, spec, metadata)
             block.put_words(words, out["words"])
             for name, target in (("scale", scale), ("origin", origin)):
                 block.put(target, out[name], per_row)
@@ -143,7 +143,8 @@ class OnnxBackend(HostArrays):
     def _seal(self, pool: PagePool, step: Append, seal: Seal, chunk: np.ndarray | None) -> int:
         form, which = pool.format, seal.which
         shape, metadata = (form.key, form.key_metadata) if which == "key" else (form.value, form.value_metadata)
-        rows = np.ascontiguousarray(floating_rows(step, seal, chunk))
+        window = step.source.key if seal.which == "key" else step.source.value
+        rows = np.ascontiguousarray(floating_rows(seal, int(step.stored[seal.request]), window, chunk))
         words, scale, origin = (pool.view(seal.page, f"{which}.{part}") for part in ("words", "scale", "origin"))
         # Rows are rewritten in whole steps of the token star: the least that shares no word with other tokens.
         grain, per_step = shape.token_step, shape.words_per_step
@@ -162,7 +163,7 @@ class OnnxBackend(HostArrays):
         self._run(Request(f"{which}.seal", form.spec, form.layout, str(rows.dtype), shape.channels, (("form", form),)), inputs, out)
         if form.spec.overflow == "reject" and out["clamped"][0]:
             where = f"request {seal.request}, tokens {seal.first} to {seal.first + seal.count - 1}"
-            raise overflow_error(where, which, *extremes(rows), form.spec, metadata)
+            raise group_overflow_error(where, which, rows, form.spec, metadata, seal.first)
         words[touched] = out["words"]
         scale[:, at : at + count], origin[:, at : at + count] = out["scale"], out["origin"]
         return int(out["clamped"][0])

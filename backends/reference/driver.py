@@ -9,7 +9,7 @@ import numpy as np
 
 from kivi import layout as layouts
 from kivi.arrays import as_numpy, from_numpy
-from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, overflow_error
+from kivi.backend import Append, Backend, Manifest, Probe, Reading, Seal, group_overflow_error
 from kivi.backends.reference import attention, quantize
 from kivi.host import HostArrays, floating_rows, keep_rows
 from kivi.layout import Layout, Which
@@ -38,9 +38,8 @@ class ReferenceBackend(HostArrays):
         rule = quantize.rule_of(spec, which, metadata)
         try:
             codes, scale, origin, _ = quantize.quantize(x, rule)
-        except quantize.Overflow as error:
-            low, high = error.args
-            raise overflow_error(f"{which} tensor", which, low, high, spec, metadata) from None
+        except quantize.Overflow:
+            raise group_overflow_error(f"{which} tensor", which, x, spec, metadata) from None
         return layouts.pack(codes, layout, which, rule.bits, spec.key.residual), scale, origin
 
     def codes(self, qt: QuantizedTensor) -> Any:
@@ -71,13 +70,13 @@ class ReferenceBackend(HostArrays):
     def _seal(self, pool: PagePool, step: Append, seal: Seal, chunk: np.ndarray | None) -> int:
         form = pool.format
         arrangement, metadata = (form.key, form.key_metadata) if seal.which == "key" else (form.value, form.value_metadata)
-        rows = floating_rows(step, seal, chunk)
+        window = step.source.key if seal.which == "key" else step.source.value
+        rows = floating_rows(seal, int(step.stored[seal.request]), window, chunk)
         try:
             codes, scale, origin, clamped = quantize.quantize(rows, quantize.rule_of(form.spec, seal.which, metadata))
-        except quantize.Overflow as error:
+        except quantize.Overflow:
             where = f"request {seal.request}, tokens {seal.first} to {seal.first + seal.count - 1}"
-            low, high = error.args
-            raise overflow_error(where, seal.which, low, high, form.spec, metadata) from None
+            raise group_overflow_error(where, seal.which, rows, form.spec, metadata, seal.first) from None
         words, scales, origins = (pool.view(seal.page, f"{seal.which}.{part}") for part in ("words", "scale", "origin"))
         # Rows are rewritten in whole steps of the token star: the least that shares no word with other tokens.
         grain, per_grain, axis = arrangement.token_step, arrangement.words_per_step, arrangement.token_axis

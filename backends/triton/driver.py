@@ -74,7 +74,7 @@ class TritonBackend(KernelBackend):
                 raise DeviceError(
                     f"{what} is a NumPy array on the cpu, but backend 'triton' runs on {self.device}; pass a torch tensor there"
                 )
-            if not x.flags.writeable or any(s < 0 for s in x.strides):  # torch has no such views
+            if not (x.flags.writeable and x.flags.aligned) or any(s < 0 for s in x.strides):  # torch has no such views
                 x = x.copy()
             if x.dtype == ml_dtypes.bfloat16:
                 return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)

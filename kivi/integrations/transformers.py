@@ -138,6 +138,13 @@ class KiviCache(Cache):
             raise IntegrationError(f"crop({tokens_to_remove}): pass a negative number, the tokens to remove from the end")
         if -tokens_to_remove > self.get_seq_length():
             raise IntegrationError(f"crop({tokens_to_remove}): the cache holds only {self.get_seq_length()} tokens")
+        for index, layer in enumerate(self.layers):
+            window = getattr(layer, "sliding_window", None)
+            if window is not None and not getattr(layer, "record_past", False) and layer.get_seq_length() >= window:
+                raise IntegrationError(
+                    f"crop({tokens_to_remove}): layer {index} attends to a window of {window} tokens, which is full, and has dropped those "
+                    f"before it, so it cannot go back; call activate_past_recording() before the tokens that may be cropped"
+                )
         super().crop(tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Any) -> None:

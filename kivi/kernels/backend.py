@@ -14,9 +14,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kivi.backend import Append, Backend, Manifest, Reading, Seal, Windows, extremes, overflow_error
+from kivi.backend import Append, Backend, Manifest, Reading, Seal, Windows, extremes, group_overflow_error, overflow_error
 from kivi.dtypes import metadata_dtype
 from kivi.errors import BackendError, KiviError, MetadataOverflowError, UnsupportedError
+from kivi.host import floating_rows
 from kivi.kernels.library import Library, Loaded
 from kivi.kernels.request import Request, decoding
 from kivi.layout import Layout, Which, arrangement
@@ -130,7 +131,7 @@ class KernelBackend(Backend):
             strided["flat"] = self.empty((batch * heads * rows * groups,), "uint8")
             self._launch(loaded, programs, {**strided, "flag": flag, "blocks": programs[1]})
             if spec.overflow == "reject" and self.to_host(flag).any():
-                raise overflow_error(f"{which} tensor", which, *extremes(self.to_host(x)), spec, metadata)
+                raise group_overflow_error(f"{which} tensor", which, self.to_host(x), spec, metadata)
             shape = arrangement(layout, which, side.bits, spec.key.residual, channels)
             loaded = self.library.get(Request(f"{which}.encode", spec, layout, dtype, channels, options))
             self._launch(loaded, loaded.generated.programs({**values, "units": _units(shape)}), {**strided, **_extent("words", words)})
@@ -202,7 +203,10 @@ class KernelBackend(Backend):
         exceeded = self.to_host(flag)
         if form.spec.overflow == "reject" and exceeded.any():
             bad = seals[int(np.flatnonzero(exceeded.reshape(len(seals), -1).any(1))[0])]
-            raise self.overflow(pool, which, f"request {bad.request}, tokens {bad.first} to {bad.first + bad.count - 1}", window, chunk)
+            new = None if chunk is None else self.to_host(chunk)
+            rows = floating_rows(bad, int(step.stored[bad.request]), self.to_host(window), new)
+            where = f"request {bad.request}, tokens {bad.first} to {bad.first + bad.count - 1}"
+            raise group_overflow_error(where, which, rows, form.spec, self._metadata(form, which), bad.first)
         self.seal_words(pool, which, jobs, max(s.count for s in seals), window, chunk, flat)
         return int(exceeded.sum()) if form.spec.overflow == "saturate" else 0
 
@@ -331,11 +335,14 @@ class KernelBackend(Backend):
         return table
 
     def overflow(self, pool: PagePool, which: str, where: str, window: Any, chunk: Any) -> MetadataOverflowError:
-        """The error for rows of `window` and `chunk` that need numbers which the metadata dtype cannot hold."""
-        form = pool.format
+        """The error for rows somewhere in `window` and `chunk` that need numbers which the metadata dtype cannot hold."""
         given = [self.to_host(a) for a in (window, chunk) if a is not None]
-        metadata = form.key_metadata if which == "key" else form.value_metadata
-        return overflow_error(where, which, *extremes(np.concatenate(given, 2)), form.spec, metadata)
+        form = pool.format
+        return overflow_error(where, which, *extremes(np.concatenate(given, 2)), form.spec, self._metadata(form, which))
+
+    @staticmethod
+    def _metadata(form: PageFormat, which: str) -> str:
+        return form.key_metadata if which == "key" else form.value_metadata
 
     # arguments
 

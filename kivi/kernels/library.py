@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,10 @@ from kivi.kernels.request import Request, lower
 
 if TYPE_CHECKING:
     from kivi.passes.tensors import Kernel
+
+
+#: xDSL's builders change a class while they are open, so two threads of a process must not lower at once.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,9 @@ class Library:
         return jit.generated(key, lambda: self._print(lower(request), request), self.suffix)
 
     def _get(self, request: Request) -> Loaded:
-        generated, source = self.printed(request)
-        if generated.source not in self._loaded:
-            self._loaded[generated.source] = self._load(generated, source)
-            self.hashes.setdefault(generated.name, set()).add(generated.ir_hash)
-        return Loaded(generated, self._loaded[generated.source], source)
+        with _ONE_AT_A_TIME:
+            generated, source = self.printed(request)
+            if generated.source not in self._loaded:
+                self._loaded[generated.source] = self._load(generated, source)
+                self.hashes.setdefault(generated.name, set()).add(generated.ir_hash)
+            return Loaded(generated, self._loaded[generated.source], source)
