@@ -26,6 +26,7 @@ from kivi.layout import Layout, Which, named_layout
 from kivi.pool import PageFormat, PagePool
 from kivi.quantized import QuantizedTensor
 from kivi.spec import CacheSpec
+from kivi.subnormals import Kept
 
 Mode = Literal["device", "interpreter", "simulator", "shim"]
 
@@ -397,7 +398,8 @@ class Backend(ABC):
         native = self.adopt(x, "x")
         if spec.nonfinite == "reject":
             self.check_finite(native, "x", np.full(x.shape[0], tokens))
-        words, scale, origin = (self.give(a, x) for a in self.encode(native, which, spec, metadata, chosen))
+        with Kept():
+            words, scale, origin = (self.give(a, x) for a in self.encode(native, which, spec, metadata, chosen))
         batch, heads, _, channels = (int(n) for n in x.shape)
         return QuantizedTensor(words, scale, origin, which, spec, chosen, (batch, heads, tokens, channels), dtype, self)
 

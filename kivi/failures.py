@@ -9,6 +9,7 @@ from types import TracebackType
 
 from kivi.backend import Backend
 from kivi.errors import BackendError, CapacityError, DeviceLostError, KiviError
+from kivi.subnormals import Kept
 
 #: Names of exceptions that mean that an allocation failed: torch's, CuPy's; and words of drivers for the same.
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
@@ -41,15 +42,17 @@ LOST_WORDS = (
 
 
 class Running:
-    """A context in which a backend works: errors from below come out of kivi's tree and name it. `what`: what is being done."""
+    """A context in which a backend works: errors from below come out of kivi's tree and name it, and subnormal numbers are kept. `what`:
+    what is being done."""
 
     def __init__(self, backend: Backend, what: str) -> None:
-        self.backend, self.what = backend, what
+        self.backend, self.what, self._kept = backend, what, Kept()
 
     def __enter__(self) -> None:
-        pass
+        self._kept.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._kept.__exit__(kind, error, trace)
         if isinstance(error, Exception):
             out = translated(error, self.backend, self.what)
             if out is not error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kivi.dtypes import check_float, named
 from kivi.layout import Layout, Which, named_layout
 from kivi.spec import CacheSpec
+from kivi.subnormals import Kept
 
 if TYPE_CHECKING:
     from kivi.backend import Backend
@@ -60,7 +61,8 @@ class QuantizedTensor:
 
     def dequantize(self, dtype: str = "float32") -> Any:
         """`scale * code + origin` in float32 with two roundings, then cast: [B, Hkv, T, D] (SPEC 3.4)."""
-        return self.backend.dequantize(self, check_float(named(dtype), "dtype"))
+        with Kept():
+            return self.backend.dequantize(self, check_float(named(dtype), "dtype"))
 
     def repack(self, layout: str | Layout) -> QuantizedTensor:
         """The same codes in another layout, bit for bit (SPEC 8.7); scale and origin are the same arrays. Raises `SpecError`."""

@@ -21,6 +21,8 @@ def check(tensors: dict[str, np.ndarray], layout: Layout, spec: CacheSpec, g: Ge
     metadata = [metadata_dtype(spec, which, g.dtype) for which in ("key", "value")]
     form = PageFormat(spec, layout, g.kv_heads, g.head_dim, g.value_head_dim, *metadata)
     batch = _first(tensors, "tokens")
+    if not batch:
+        raise SaveFileError("it holds no request, and a cache has at least one")
     for name in ("tokens", "key_sealed", "value_sealed"):
         _expect(tensors, name, "int64", (batch,))
     tokens, key, value = (tensors[name] for name in ("tokens", "key_sealed", "value_sealed"))

@@ -239,6 +239,8 @@ def _explain(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
         value = value.get(part) if isinstance(value, Mapping) else None
     if "unknown field" in text:
         allowed = [p for p in field_paths() if p.startswith(path + ".")] if path else field_paths()
+        if path == "packing.layout":
+            allowed = [f"{path}.{name}" for name in Layout.__struct_fields__]
         return f"{text}; the fields are: {', '.join(allowed)}"
     return f"{path} = {value!r}: {text.split(' - at ')[0]}{_choices(path)}"
 

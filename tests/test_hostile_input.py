@@ -192,3 +192,84 @@ def test_many_threads_save_to_one_path(tmp_path):
         list(pool.map(lambda i: caches[i % 4].save(tmp_path / "one"), range(40)))
     assert stored(kivi.KVCache.load(tmp_path / "one")) in [stored(c) for c in caches]
     assert [p.name for p in tmp_path.iterdir()] == ["one"]
+
+
+HOSTS = [
+    ("reference", None),
+    ("cpu", None),
+    ("onnxruntime", None),
+    ("cupy", "shim"),
+    ("numba_cuda", "simulator"),
+    ("triton", "interpreter"),
+]
+
+
+def between_elements(x: np.ndarray, step: int = 1) -> np.ndarray:
+    """The same numbers as a field of records, whose distance is no multiple of an element."""
+    records = np.zeros(x.shape[:-1], [("tag", "u1"), ("row", x.dtype, x.shape[-1:])])[:, :, ::step]
+    records["row"] = x
+    return records["row"]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.parametrize(("backend", "mode"), HOSTS)
+def test_arrays_that_lie_between_elements(backend, mode, step):
+    x = np.random.default_rng(0).standard_normal((1, 1, 9, 8)).astype(np.float32)
+    odd = between_elements(x, step)
+    assert odd.strides[2] % 4
+    be, spec = kivi.get_backend(backend, mode=mode), kivi.load_spec("teaching")
+    assert np.array_equal(be.quantize(odd, spec, "value").dequantize(), be.quantize(x, spec, "value").dequantize())
+    caches = [kivi.KVCache(spec, batch=1, q_heads=1, kv_heads=1, head_dim=8, dtype="float32", backend=be) for _ in range(2)]
+    for at in (slice(0, 8), slice(8, 9)):
+        got, expected = (cache.attend(*(a[:, :, at],) * 3) for cache, a in zip(caches, (odd, x), strict=True))
+        assert np.array_equal(got, expected)
+    assert stored(caches[0]) == stored(caches[1])
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "onnxruntime"])
+def test_numpy_may_be_told_to_raise(backend):
+    cache = kivi.KVCache("teaching", batch=1, q_heads=1, kv_heads=1, head_dim=8, dtype="float32", backend=backend)
+    x = np.random.default_rng(0).standard_normal((1, 1, 9, 8)).astype(np.float32) * 30
+    with np.errstate(all="raise"):
+        cache.attend(x, x, x)
+        cache.backend.quantize(x, cache.spec, "value").dequantize()
+
+
+def test_override_opens_tables():
+    spec = kivi.load_spec("kivi-official")
+    assert spec.override({"key": {"bits": 4}}) == spec.override({"key.bits": 4})
+    with pytest.raises(SpecError, match=r"'key\.bit'"):
+        spec.override({"key": {"bit": 4}})
+
+
+def test_a_layout_with_a_field_that_it_has_not():
+    fields = {"name": "x", "word": "uint8", "key": "t:slot t* c*", "value": "c:slot c* t*", "words": 8}
+    with pytest.raises(SpecError, match=r"`words`.*packing\.layout\.word, "):
+        kivi.load_spec("kivi-2bit").override({"packing.layout": fields})
+
+
+def test_a_mark_in_front_of_a_file(tmp_path):
+    (tmp_path / "spec.toml").write_text("kivi_spec = 1\n[key]\nbits = 4\n", "utf-8-sig")
+    assert kivi.load_spec(tmp_path / "spec.toml").key.bits == 4
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("backend", "mode"), HOSTS)
+def test_an_overflow_names_its_group(backend, mode):
+    """And nothing of other requests, of rows past the counts, or of groups that fit (SPEC 3.7.3)."""
+    spec = kivi.load_spec("teaching").override({"key.metadata": "float16", "value.metadata": "float16"})
+    cache = kivi.KVCache(spec, batch=2, q_heads=2, kv_heads=2, head_dim=4, dtype="float32", backend=kivi.get_backend(backend, mode=mode))
+    q, k, v = (np.random.default_rng(i).standard_normal((2, 2, 4, 4)).astype(np.float32) for i in range(3))
+    k[0, 1, 3, 2] = 3e5
+    k[1, 0, 0, 0] = k[1, 0, 3, 0] = 3e38  # a token that floats, and a row that is none
+    cache.attend(*(a[:, :, :1] for a in (q, k, v)))
+    with pytest.raises(kivi.errors.MetadataOverflowError) as caught:
+        cache.attend(*(a[:, :, 1:] for a in (q, k, v)), counts=[3, 1])
+    text = str(caught.value)
+    assert "request 0, tokens 0 to 3: the group of head 1, channel 2, tokens 2 to 3 has values from" in text
+    assert "to 300000, which need" in text
+    assert "key.metadata = 'bfloat16', or overflow = 'saturate'" in text
+    v[1, 0, 2, 3] = -3e5
+    with pytest.raises(kivi.errors.MetadataOverflowError, match="the group of request 1, head 0, token 2, channels 2 to 3 has values"):
+        cache.backend.quantize(v, spec, "value")

@@ -112,3 +112,40 @@ def test_a_user_without_a_home(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(jit.Path, "home", staticmethod(no_home))
     assert jit.cache_folder().is_dir()
+
+
+def test_a_source_that_is_no_text_is_written_again(folder):
+    _, source = jit.generated(KEY, lambda: GENERATED)
+    source.write_bytes(b"\xff\xfe\x00")
+    assert jit.generated(KEY, never) == (GENERATED, source)
+    assert source.read_text("utf-8") == GENERATED.source
+
+
+def test_no_room_left(folder, monkeypatch, caplog):
+    """As for a folder that cannot be written: kernels are made all the same."""
+    jit._say_unwritable.cache_clear()
+    write = jit.Path.write_text
+
+    def full(path, *arguments):
+        if path.parent == folder:
+            raise OSError(28, "No space left on device")
+        return write(path, *arguments)
+
+    monkeypatch.setattr(jit.Path, "write_text", full)
+    made, source = jit.generated(KEY, lambda: GENERATED)
+    assert made == GENERATED
+    assert source.parent != folder
+    assert source.read_text("utf-8") == GENERATED.source
+    assert "No space left on device" in caplog.text
+
+    monkeypatch.setattr(jit.Path, "write_text", lambda path, *rest: full(folder / path.name))
+    assert jit.generated({**KEY, "n": 1}, lambda: GENERATED)[0] == GENERATED  # nowhere at all
+
+
+def test_a_folder_in_the_place_of_an_entry(folder):
+    _, source = jit.generated(KEY, lambda: GENERATED)
+    source.unlink()
+    source.mkdir()
+    made, elsewhere = jit.generated(KEY, never)
+    assert made == GENERATED
+    assert elsewhere.read_text("utf-8") == GENERATED.source

@@ -21,6 +21,7 @@ CHANGES = {
     "a page out of range": (lambda t: t["table"].__setitem__((0, 1), 7), "page that the file does not hold"),
     "a request out of range": (lambda t: t["table"].__setitem__((1, 0), 5), "request or page"),
     "pages that leave a hole": (lambda t: t["table"].__setitem__((1, 2), 5), "do not cover"),
+    "no request": (lambda t: t.update({name: t[name][:0].copy() for name in ("tokens", "key_sealed", "value_sealed")}), "holds no request"),
     "a page twice": (lambda t: t["table"].__setitem__((1, 1), 0), "belongs to no request"),
 }
 

@@ -360,8 +360,17 @@ def kivi_attention(
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise IntegrationError("this layer attends in both directions (is_causal = False); kivi serves causal attention only")
-    out = _Inference.apply(query, key, attention_mask, scaling, kwargs.get("position_ids"))
+    out = _Inference.apply(_autocast(query, key), key, attention_mask, scaling, kwargs.get("position_ids"))
     return out.transpose(1, 2).contiguous(), None
+
+
+def _autocast(query: Any, new: NewTokens) -> Any:
+    """The query, and with it the new keys and values, in the dtype of an autocast region that is open, as sdpa casts them."""
+    if not torch.is_autocast_enabled(query.device.type):
+        return query
+    dtype = torch.get_autocast_dtype(query.device.type)
+    new.key, new.value = new.key.to(dtype), new.value.to(dtype)
+    return query.to(dtype)
 
 
 def kivi_mask(*args: Any, q_length: int, **kwargs: Any) -> Any:

@@ -58,3 +58,17 @@ def test_a_fork_works(monkeypatch):
     os.close(write)
     os.waitpid(pid, 0)
     assert os.read(read, 16) == b"same"
+
+
+@pytest.mark.parametrize(("name", "value"), [("KIVI_CPU_TARGET", "avx9"), ("KIVI_CPU_THREADS", "abc")])
+def test_a_bad_setting_is_said(name, value, monkeypatch, caplog):
+    """`auto` goes on with another backend, with a warning; strict does not."""
+    monkeypatch.delenv("KIVI_BACKEND")
+    monkeypatch.setenv(name, value)
+    with caplog.at_level("WARNING", "kivi"):
+        chosen = kivi.select("kivi-2bit")
+    assert chosen.backend.name != "cpu"
+    assert [r.state for r in chosen.rejected if r.name == "cpu"] == ["bad setting"]
+    assert f"{name} = {value!r}" in caplog.text
+    with pytest.raises(kivi.errors.UnsupportedError, match=f"strict: .*{name} = {value!r}"):
+        kivi.select("kivi-2bit", strict=True)

@@ -6,7 +6,9 @@ import copy
 
 import pytest
 import torch
+from transformers import DynamicCache
 
+import kivi
 from kivi.errors import IntegrationError, NonFiniteError
 from kivi.integrations.transformers import KiviCache
 from tests.transformers.tiny import FAMILIES, FLOATING, LAYERS, RESIDUAL, SPEC, left_padded, model_of, prompt, rounding_bound
@@ -277,3 +279,25 @@ def test_batch_edits_before_the_first_tokens_do_nothing():
 def test_a_configuration_is_needed(config):
     with pytest.raises(IntegrationError, match=r"model\.config"):
         KiviCache("teaching", config)
+
+
+def test_a_cache_that_was_given_a_backend_is_copied():
+    """Reuse of a prefix: the copy shares the backend, and nothing else."""
+    model, backend = model_of(FAMILIES["llama"]()), kivi.get_backend("cpu")
+    cache = KiviCache(SPEC, model.config, backend=backend)
+    step(model, prompt(20), cache)
+    twin = copy.deepcopy(cache)
+    assert all(kv.backend is backend for kv in twin.kv.values())
+    assert torch.equal(step(model, prompt(1), twin), step(model, prompt(1), cache))
+
+
+def test_autocast():
+    """Queries, keys and values in the dtype of the region, as sdpa casts them."""
+    model, plain = model_of(FAMILIES["llama"]()), model_of(FAMILIES["llama"](), attention="sdpa")
+    cache, own, ids = KiviCache(FLOATING, model.config), DynamicCache(config=model.config), prompt(12)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = [step(model, part, cache) for part in (ids[:, :8], ids[:, 8:])]
+        expected = [step(plain, part, own) for part in (ids[:, :8], ids[:, 8:])]
+    assert {kv.geometry.dtype for kv in cache.kv.values()} == {"bfloat16"}
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=0.05 * float(b.abs().max()), rtol=0)

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache, Gemma3TextConfig, Llama4TextConfig, MistralConfig, Qwen2Config
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from kivi.errors import IntegrationError
 from kivi.integrations.transformers import KiviCache, KiviLayer
 from tests.transformers.tiny import FLOATING, RESIDUAL, SIZES, SPEC, left_padded, model_of, prompt, rounding_bound
 
@@ -72,3 +73,19 @@ def test_chunked_layers_are_windows_too():
     config = Llama4TextConfig(**sizes, attention_chunk_size=16, layer_types=["chunked_attention", "full_attention"])
     cache = KiviCache(SPEC, config)
     assert [(p.store, p.reason) for p in cache.layer_plan] == [("full", "attention over a window of 16 tokens"), ("kivi", "full attention")]
+
+
+def test_a_window_that_is_full_cannot_go_back():
+    """Refused before any layer is cut."""
+    config = CONFIGS["qwen2, upper half"]()
+    model, cache = model_of(config), KiviCache(FLOATING, config)
+    with torch.no_grad():
+        model(input_ids=prompt(WINDOW + 4), past_key_values=cache)
+        with pytest.raises(IntegrationError, match=f"layer 1 attends to a window of {WINDOW} tokens, which is full"):
+            cache.crop(-2)
+        assert [layer.get_seq_length() for layer in cache.layers] == [WINDOW + 4] * 2
+        model(input_ids=prompt(1), past_key_values=cache)
+        short = KiviCache(FLOATING, config)
+        model(input_ids=prompt(WINDOW - 4), past_key_values=short)
+        short.crop(-2)
+    assert [layer.get_seq_length() for layer in short.layers] == [WINDOW - 6] * 2

@@ -166,6 +166,14 @@ def test_what_cannot_be_captured():
         step()
     cache.rollback()
     step()
+    cache.select([0])
+    with pytest.raises(errors.StateError, match=r"captured for 2 requests .* now has 1"):
+        step()
+    assert cache.lengths(0).tokens == 5
+    cache.repeat(2)
+    cache.to("reference")
+    with pytest.raises(errors.StateError, match="triton interpreter cpu, and the cache now has 2 on reference"):
+        step()
     full, _ = filled(spec_of(), [4, 4], rng, max_tokens=5)
     step = full.capture(*rows(rng, 1))
     step()
