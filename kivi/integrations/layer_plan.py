@@ -24,6 +24,10 @@ class LayerPlan:
     reason: str
 
 
+#: Model types whose configuration does not tell that their softmax has a learned term.
+SINKS = frozenset({"gpt_oss"})
+
+
 def plan_layers(config: Any) -> tuple[list[LayerPlan], list[Any]]:
     """One `LayerPlan` a layer, and transformers' own cache layers for those that kivi does not store.
 
@@ -62,6 +66,8 @@ def _refuse_model(config: Any, decoder: Any) -> None:
         reason = "shares keys and values between layers (kv_sharing_modes), so one layer's tokens would be read by several"
     elif has("attn_logit_softcapping"):
         reason = f"caps attention scores (attn_logit_softcapping = {decoder.attn_logit_softcapping})"
+    elif decoder.model_type in SINKS:
+        reason = "adds learned attention sinks to the softmax (s_aux)"
     elif has("alibi") or decoder.model_type == "bloom" or getattr(getattr(decoder, "attn_config", None), "alibi", False):
         reason = "adds a position bias to attention scores (ALiBi)"
     elif getattr(decoder, "is_causal", True) is False:
