@@ -108,43 +108,58 @@ def spread(meta: np.ndarray, which: str, group: int, shape: tuple[int, ...]) -> 
 
 def check_stream(one: c.Stream, subject: Subject, tally: Tally) -> None:
     """Outputs within their bounds, lengths after every event, the full state after edits, seals and the last event."""
-    cache: Any = subject.cache(one.spec, **asdict(one.geometry))
+    player = Player(one, subject)
     numerics = Numerics.declared(subject.backend.manifest)
-    waiting: Any = None
     kept: list[tuple[str, Any, np.ndarray]] = []
     for i, step in enumerate(expectation(one)):
         where = f"event {i} ({_short(step.event)})"
         try:
-            if isinstance(step.event, c.Attend):
-                out = call(cache, step, step.event)
+            out = player.play(step)
+            if out is not None:
                 compare_outputs(out, step, one.geometry.dtype, numerics, tally)
                 kept.append((where, out, np.array(out)))
-            elif isinstance(step.event, c.Refused):
-                refused(partial(_attempt, cache, step), step.event.error, step.event.says)
-            elif isinstance(step.event, c.Fork):
-                waiting, cache = cache, cache.fork()
-            elif isinstance(step.event, c.Swap):
-                waiting, cache = cache, waiting
-            elif isinstance(step.event, c.Reload):
-                cache = reload(cache, subject, one.spec)
-            elif isinstance(step.event, c.Move):
-                cache = cache.to(subject.backend)
-            else:
-                apply(cache, step.event)
-            compare_state(cache, step, one.spec, tally)
+            compare_state(player.cache, step, one.spec, tally)
             if step.waiting is not None:
-                compare_full(waiting, step.waiting, one.spec, tally, "the cache that waits: ")
+                compare_full(player.waiting, step.waiting, one.spec, tally, "the cache that waits: ")
         except Mismatch as error:
             raise Mismatch(f"{where}: {error}") from None
         except (errors.InputError, errors.StateError) as error:
             raise Mismatch(f"{where} is refused, but nothing is wrong with it: {type(error).__name__}: {error}") from None
     for where, out, copy in kept:
         same(f"the output of {where}, read again at the end,", out, copy)
-    tally.ran = _ran(cache)
+    tally.ran = _ran(player.cache)
     if tally.ran.get("backend") != subject.name or tally.ran.get("mode") != subject.backend.mode:
         raise Mismatch(f"cache.ran says {tally.ran}, but the subject is {subject.name} in mode {subject.backend.mode}")
     if tally.ran.get("layout") != layout_of(one.spec, subject):
         raise Mismatch(f"cache.ran says layout {tally.ran.get('layout')!r}, expected {layout_of(one.spec, subject)!r}")
+
+
+class Player:
+    """A subject's cache, and the events of a case on it, one after another."""
+
+    def __init__(self, one: c.Stream, subject: Subject) -> None:
+        self.spec, self.subject = one.spec, subject
+        self.cache: Any = subject.cache(one.spec, **asdict(one.geometry))
+        self.waiting: Any = None
+
+    def play(self, step: Step) -> Any:
+        """One event; returns the output of an attend, else None. Raises `Mismatch` where what must be refused is not."""
+        event = step.event
+        if isinstance(event, c.Attend):
+            return call(self.cache, step, event)
+        if isinstance(event, c.Refused):
+            refused(partial(_attempt, self.cache, step), event.error, event.says)
+        elif isinstance(event, c.Fork):
+            self.waiting, self.cache = self.cache, self.cache.fork()
+        elif isinstance(event, c.Swap):
+            self.waiting, self.cache = self.cache, self.waiting
+        elif isinstance(event, c.Reload):
+            self.cache = reload(self.cache, self.subject, self.spec)
+        elif isinstance(event, c.Move):
+            self.cache = self.cache.to(self.subject.backend)
+        else:
+            apply(self.cache, event)
+        return None
 
 
 def layout_of(spec: Any, subject: Subject) -> str:

@@ -166,6 +166,11 @@ def conformance_runner() -> Callable[..., Any]:
     return importlib.import_module("kivi.conformance").run
 
 
+def auditor() -> Callable[..., Any]:
+    """`kivi.conformance.audit`."""
+    return importlib.import_module("kivi.conformance.audit").audit
+
+
 def summary_update() -> Callable[..., Any]:
     """`kivi.conformance.summary.update`."""
     return importlib.import_module("kivi.conformance.summary").update

@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -139,8 +139,10 @@ class KiviCache(Cache):
         if -tokens_to_remove > self.get_seq_length():
             raise IntegrationError(f"crop({tokens_to_remove}): the cache holds only {self.get_seq_length()} tokens")
         for index, layer in enumerate(self.layers):
-            window = getattr(layer, "sliding_window", None)
-            if window is not None and not getattr(layer, "record_past", False) and layer.get_seq_length() >= window:
+            if not isinstance(layer, DynamicSlidingWindowLayer):
+                continue
+            window = layer.sliding_window
+            if not getattr(layer, "record_past", False) and layer.get_seq_length() >= window:
                 raise IntegrationError(
                     f"crop({tokens_to_remove}): layer {index} attends to a window of {window} tokens, which is full, and has dropped those "
                     f"before it, so it cannot go back; call activate_past_recording() before the tokens that may be cropped"
