@@ -86,6 +86,13 @@ def get(name: str) -> Found:
     raise UnknownBackendError(f"no backend is called {name!r}; {there}")
 
 
+def folder(name: str) -> Path:
+    """The folder that holds a backend's manifest and driver."""
+    spec = importlib.util.find_spec(get(name).package)
+    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    return next(place for place in places if (place / "backend.toml").is_file())
+
+
 def driver(name: str) -> ModuleType:
     """The driver module of a backend. Raises `BackendUnavailableError` if it cannot be imported."""
     package = get(name).package

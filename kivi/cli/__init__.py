@@ -17,7 +17,7 @@ import click
 
 from kivi.errors import KiviError
 
-COMMANDS = ("backends", "select", "tune", "doctor", "spec", "memory", "compile", "conform", "audit", "bench", "demo")
+COMMANDS = ("backends", "select", "tune", "doctor", "spec", "memory", "compile", "conform", "audit", "new-backend", "bench", "demo")
 
 
 class Commands(click.Group):
@@ -46,6 +46,8 @@ class Commands(click.Group):
                 from kivi.cli.conform import conform as command
             case "audit":
                 from kivi.cli.audit import audit as command
+            case "new-backend":
+                from kivi.cli.new_backend import new_backend as command
             case "bench":
                 from kivi.cli.bench import bench as command
             case "demo":
