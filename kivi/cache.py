@@ -47,6 +47,8 @@ class KVCache:
     scale           softmax scale, default 1/sqrt(head_dim)
     max_tokens      limit on the tokens of a request; max_pages: limit on the pages of the pool
 
+    A cache is used by one thread at a time. Several threads may each use one of their own, also forks of one cache, which share pages.
+
     Raises `SpecError`, `ShapeError`, `DtypeError`, and from selection `UnknownBackendError`, `BackendUnavailableError`,
     `UnsupportedError`.
     """
