@@ -2,7 +2,8 @@
 
 The suite decides whether a backend is right; an audit says where two of them differ. What is stored (codes, scales, origins, words,
 floating rows, dequantized values) has one right value, so a difference is a fault of at least one. Outputs of attention may differ by
-roundings: how often they are equal, and the largest distance in units of the last place, are figures and no verdict.
+roundings: how often they are equal, and the largest distance in units of the last place, are figures and no verdict; but where one is
+finite, so is the other.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Audit:
     def ok(self) -> bool:
         """Nothing that is stored differs, nothing broke, and something was compared."""
         every = [one for compared in self.cases.values() for one in compared]
-        return any(one.status == "same" for one in every) and not any(one.status in ("differs", "errored") for one in every)
+        compared = any(one.status == "same" and one.stored + one.outputs for one in every)
+        return compared and not any(one.status in ("differs", "errored") for one in every)
 
     def to_json(self) -> str:
         """JSON text, with strict numbers."""
@@ -107,16 +109,20 @@ def audit(
     Raises `InputError`, `UnknownBackendError`, `BackendUnavailableError`. What a case raises is its result.
     """
     subjects = {_label(one): _subject(one) for one in backends}
-    if len(subjects) < 2:
-        raise InputError(f"an audit compares two backends or more, and got {', '.join(subjects) or 'none'}; name another, or another mode")
+    distinct = {(s.name, s.backend.mode, s.backend.device) for s in subjects.values()}
+    if len(distinct) < max(2, len(subjects)):
+        given = ", ".join(subjects) or "none"
+        raise InputError(f"an audit compares two backends or more, each named once, and got {given}; name another, or another mode")
     chosen = select_cases(profile, size, cases) if tensors is None else list(own_cases(tensors, spec or CacheSpec()))
     usable = [one for one in chosen if isinstance(one, c.Quantize | c.Stream)]
     first, *others = subjects
     out: dict[str, list[Compared]] = {name: [] for name in others}
     for done, one in enumerate(usable, 1):
-        seen = {name: _observed(one, subject) for name, subject in subjects.items()}
+        seen = _observed(one, subjects[first])
         for name in others:
-            out[name].append(compared(one, seen[first], seen[name]))
+            out[name].append(compared(one, seen, _observed(one, subjects[name])))
+        if tensors is not None:
+            vars(one).pop("x", None)  # what may be large is not kept for a second run
         if progress is not None:
             progress(done, len(usable))
     made = {name: {**provenance.of(subject), "kernels": subject.backend.kernels()} for name, subject in subjects.items()}
@@ -181,12 +187,12 @@ def _stream(one: c.Stream, subject: Subject) -> Iterator[Observed]:
 
 def compared(one: c.Quantize | c.Stream, first: list[Observed] | Exception, other: list[Observed] | Exception) -> Compared:
     """What two backends made of one case."""
-    for seen in (first, other):
-        if isinstance(seen, Exception):
-            status = "unsupported" if isinstance(seen, UnsupportedError) else "errored"
-            return Compared(one.id, one.profile, status, f"{type(seen).__name__}: {seen}")
-    assert isinstance(first, list)
-    assert isinstance(other, list)
+    if isinstance(first, Exception) or isinstance(other, Exception):
+        raised = {"the first": first, "this one": other}
+        broke = {name: seen for name, seen in raised.items() if isinstance(seen, Exception)}
+        errors = {name: seen for name, seen in broke.items() if not isinstance(seen, UnsupportedError)}
+        name, error = next(iter((errors or broke).items()))
+        return Compared(one.id, one.profile, "errored" if errors else "unsupported", f"{name}: {type(error).__name__}: {error}")
     figures: dict[str, Any] = dict.fromkeys(("stored", "differing", "outputs", "equal", "ulp"), 0)
     figures |= {"first_difference": "", "difference": 0.0}
     for a, b in zip(first, other, strict=False):
@@ -200,7 +206,11 @@ def compared(one: c.Quantize | c.Stream, first: list[Observed] | Exception, othe
         else:
             figures["outputs"] += b.array.size
             figures["equal"] += b.array.size - int(differs.sum())
-            if not unlike:
+            stray = np.isfinite(a.array) != np.isfinite(b.array) if not unlike else differs
+            if unlike or stray.any():  # no rounding makes that of an output
+                figures["differing"] += max(int(stray.sum()), 1)
+                figures["first_difference"] = figures["first_difference"] or (_unlike(a, b) if unlike else _place(a, b, stray))
+            else:
                 figures["ulp"] = max(figures["ulp"], distance(a.array, b.array))
                 figures["difference"] = max(figures["difference"], share(a.array, b.array))
     if len(first) != len(other):

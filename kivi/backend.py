@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from kivi.arrays import dtype_name, kind
-from kivi.dtypes import FLOATS, check_float, metadata_dtype, metadata_that_holds
+from kivi.dtypes import FLOATS, check_float, largest_scale, metadata_dtype, metadata_that_holds, np_dtype
 from kivi.errors import DtypeError, MetadataOverflowError, NonFiniteError, ShapeError, UnsupportedError
 from kivi.layout import Layout, Which, named_layout
 from kivi.pool import PageFormat, PagePool
@@ -460,12 +460,17 @@ def group_overflow_error(where: str, which: str, rows: np.ndarray, spec: CacheSp
     """The error of SPEC 3.7.3 for rows [B, H, n, D] or [H, n, D] of whole groups, one of which overflows: it names the one that needs the
     largest numbers. `first`: the token of row 0."""
     side = spec.key if which == "key" else spec.value
-    axis, x = (-2 if which == "key" else -1), rows.astype(np.float64)
-    starts = np.arange(0, x.shape[axis], side.group)
-    low = np.minimum.reduceat(np.where(np.isfinite(x), x, np.inf), starts, axis)
-    high = np.maximum.reduceat(np.where(np.isfinite(x), x, -np.inf), starts, axis)
+    axis, x = (-2 if which == "key" else -1), rows if spec.numerics == "staged" else rows.astype(np.float32)
+    starts, stored = np.arange(0, x.shape[axis], side.group), np_dtype(metadata)
+    with np.errstate(all="ignore"):
+        low, high = np.minimum.reduceat(x, starts, axis), np.maximum.reduceat(x, starts, axis)  # NaN where a group has one
+        scale = ((high - low) / x.dtype.type((1 << side.bits) - 1)).astype(stored).astype(np.float64)
+        origin = low.astype(stored).astype(np.float64)
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    over = (scale > float(stored.type(largest_scale(metadata, side.bits)))) | ~np.isfinite(origin)
+    over &= np.isfinite(low) & np.isfinite(high)  # other groups decode to NaN and store no such numbers (3.6.3)
     need = np.maximum(np.abs(low), (high - low) / ((1 << side.bits) - 1))
-    worst = np.unravel_index(int(np.argmax(np.where(low <= high, need, -1.0))), need.shape)
+    worst = np.unravel_index(int(np.argmax(np.where(over, need, -1.0))), need.shape)
     *outer, t, c = (int(i) for i in worst)
     names = [f"{name} {i}" for name, i in zip(("request", "head")[-len(outer) :], outer, strict=True)]
     if which == "key":

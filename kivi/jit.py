@@ -129,7 +129,7 @@ def put(path: Path, write: Callable[[Path], object]) -> Path:
     except OSError as error:
         if folder != path.parent:
             raise
-        _say_unwritable(folder, str(error))
+        _say_unwritable(folder, error.strerror or type(error).__name__)
         return _renamed(_own_part(folder) / path.name, write)
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from kivi.errors import BackendError
 
-_ONE, _SUBNORMAL = np.float32(1), np.float32(1e-40)
+#: By its bits: a conversion would flush it, in a thread that flushes when this is imported.
+_ONE, _SUBNORMAL = np.float32(1), np.uint32(1 << 16).view(np.float32)
 #: Where `fenv_t` of Linux holds the control register, and its bits that flush results and operands.
 PLACES = {"x86_64": (28, 1 << 15 | 1 << 6), "aarch64": (0, 1 << 24)}
 ROOM = 64  # bytes, more than any `fenv_t` has

@@ -273,3 +273,23 @@ def test_an_overflow_names_its_group(backend, mode):
     v[1, 0, 2, 3] = -3e5
     with pytest.raises(kivi.errors.MetadataOverflowError, match="the group of request 1, head 0, token 2, channels 2 to 3 has values"):
         cache.backend.quantize(v, spec, "value")
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "onnxruntime"])
+@pytest.mark.parametrize(
+    ("fields", "dtype", "other", "group", "values"),
+    [
+        # A group with NaN or Inf stores none of its numbers, however large they are.
+        ({"nonfinite": "propagate"}, np.float32, [np.nan, -1e30], [1e6], "from 0 to 1e+06"),
+        # The range of a group is what overflows, not the largest number.
+        ({"numerics": "staged", "value.metadata": "input"}, np.float16, [-60000] * 32, [40000, -40000], "from -40000 to 40000"),
+        ({"value.metadata": "float32"}, np.float32, [-3e38] * 32, [2.5e38, -2.5e38], "from -2.5e+38 to 2.5e+38"),
+    ],
+)
+def test_an_overflow_names_a_group_that_overflows(backend, fields, dtype, other, group, values):
+    spec = kivi.load_spec("kivi-2bit").override({"key.metadata": fields.get("value.metadata", "float16"), **fields})
+    x = np.zeros((1, 1, 8, 64), dtype)
+    x[0, 0, 3, : len(other)], x[0, 0, 5, 40 : 40 + len(group)] = other, group
+    with pytest.raises(kivi.errors.MetadataOverflowError, match="request 0, head 0, token 5, channels 32 to 63 has values") as caught:
+        kivi.get_backend(backend).quantize(x, spec, "value")
+    assert values in str(caught.value)

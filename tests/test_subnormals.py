@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from queue import Queue
+
 import numpy as np
 import pytest
 import torch
 
 import kivi
 from kivi import subnormals
+from kivi.backends.cpu import threads
 
 X = (np.arange(72) * 1e-39).astype(np.float32).reshape(1, 1, 9, 8)
 
@@ -43,3 +48,27 @@ def test_a_processor_that_is_not_known(flushing, monkeypatch):
     monkeypatch.setattr(subnormals, "PLACES", {})
     with pytest.raises(kivi.errors.BackendError, match=r"set_flush_denormal\(False\)"):
         kivi.get_backend("reference").quantize(X, kivi.load_spec("teaching"), "value")
+
+
+def test_helper_threads_keep_subnormal_numbers(flushing):
+    """A thread begins with the settings of the one that starts it."""
+    helper = threads.Helper()
+    seen: Queue[bool] = Queue()
+    helper.give(lambda: seen.put(subnormals.flushed()))
+    assert seen.get(timeout=60) is False
+    assert subnormals.flushed()
+
+
+def test_kivi_is_imported_where_they_are_flushed():
+    code = """
+import torch; torch.set_flush_denormal(True)
+import numpy as np, kivi
+from kivi import subnormals
+assert subnormals.flushed()
+x = (np.arange(8, dtype=np.uint32) << 16).view(np.float32).reshape(1, 1, 1, 8)
+assert kivi.get_backend("reference").quantize(x, kivi.load_spec("teaching"), "value").codes().any()
+torch.set_flush_denormal(False)
+assert not subnormals.flushed()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import kivi
+from kivi.kernels import library
 from kivi.kernels.library import Library
 from kivi.kernels.request import decoding
 from kivi.layout import named_layout
@@ -64,3 +68,52 @@ def test_forks_in_threads_are_independent(backend, impatient):
         forks = [root.fork() for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(stored, forks, range(4))) == expected
+
+
+def test_collecting_a_fork_while_pages_are_lent(monkeypatch):
+    """The collector may run anywhere, also where the pool is locked, and a fork that it finds gives its pages back."""
+
+    class Holder:
+        pass
+
+    root = kivi.KVCache("teaching", backend="reference", **SHAPE)
+    x = np.ones((1, 1, 40, 2), np.float32)
+    root.attend(x, x, x)
+    pool, grow, holder = root.pool, root.pool._grow, Holder()
+    holder.cache, holder.itself = root.fork(), holder  # a cycle, so that only the collector finds it
+    held = sum(pool.refs)
+
+    def growing(missing: int) -> None:
+        gc.collect()
+        grow(missing)
+
+    monkeypatch.setattr(pool, "_grow", growing)
+    gc.disable()
+    try:
+        del holder
+        [page] = ThreadPoolExecutor(1).submit(pool.lend, 1).result(timeout=60)
+    finally:
+        gc.enable()
+    assert pool.refs[page] == 1
+    assert sum(pool.refs) - 1 < held
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_of_the_process_while_another_thread_lowers():
+    held, release = threading.Event(), threading.Event()
+
+    def lower() -> None:
+        with library._ONE_AT_A_TIME:
+            held.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=lower)
+    thread.start()
+    assert held.wait(60)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if library._ONE_AT_A_TIME.acquire(timeout=10) else 1)
+    release.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

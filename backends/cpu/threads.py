@@ -18,6 +18,7 @@ from typing import Any
 
 from kivi.backends.cpu.counters import FINISHED
 from kivi.errors import InputError
+from kivi.subnormals import Kept
 
 COUNTERS = ctypes.c_int64 * (FINISHED + 1)
 WORTH = 60e-6  # seconds of work below which waking a helper costs more than it brings
@@ -51,6 +52,7 @@ class Helper:
         self._wake.release()
 
     def _work(self) -> None:
+        Kept().__enter__()  # a thread begins as the one that starts it, which may flush subnormal numbers
         while True:
             self._wake.acquire()
             job, self.job = self.job, None

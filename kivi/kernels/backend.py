@@ -374,10 +374,10 @@ class KernelBackend(Backend):
 
     def _places(self, pool: PagePool) -> np.ndarray:
         """Distance of every page from the pool's base in bytes, int64 [pages]. Slabs lie where the allocator put them, and stay there."""
-        places = self._placed.get(pool, np.zeros(0, np.int64))
-        if len(places) < len(pool.refs):
+        places, pages = self._placed.get(pool, np.zeros(0, np.int64)), len(pool.refs)  # counted first: another thread may add slabs
+        if len(places) < pages:
             starts = np.array([self.address(raw) for raw in pool.raw], np.int64)
-            slab, index = np.array([pool.where(page) for page in range(len(places), len(pool.refs))], np.int64).T
+            slab, index = np.array([pool.where(page) for page in range(len(places), pages)], np.int64).T
             places = np.concatenate([places, starts[slab] - starts[0] + index * pool.format.page_bytes])
             self._placed[pool] = places
         return places

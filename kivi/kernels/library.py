@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
 #: xDSL's builders change a class while they are open, so two threads of a process must not lower at once.
 _ONE_AT_A_TIME = threading.RLock()
+
+
+def _forget() -> None:
+    """Another thread's lock does not survive a fork."""
+    global _ONE_AT_A_TIME
+    _ONE_AT_A_TIME = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 @dataclass(frozen=True)

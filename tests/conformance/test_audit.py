@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -63,8 +64,8 @@ def test_what_breaks_and_what_is_not_served():
     found = audit(["reference", Broken(kivi.get_backend("cpu"))], profile="quantize", cases=["quantize/ties.middle.b2.float32.*"])
     statuses = {one.id.rpartition(".")[2]: (one.status, one.reason) for one in found.cases["cpu:device"]}
     assert statuses == {
-        "key": ("unsupported", "UnsupportedError: no keys here"),
-        "value": ("errored", "RuntimeError: no values here"),
+        "key": ("unsupported", "this one: UnsupportedError: no keys here"),
+        "value": ("errored", "this one: RuntimeError: no values here"),
     }
     assert not found.ok
 
@@ -134,10 +135,12 @@ def test_the_command(monkeypatch):
     one = ["--backend", "reference", "--backend", "cpu:device", "--case", "stream/worked.*"]
     done = CliRunner().invoke(cli, ["audit", *one])
     assert done.exit_code == 0, done.output
-    assert "left out" in done.output or "stream" in done.output
+    assert re.search(r"stream +\d+ +0 +0 +0", done.output)
+    assert "2 cases compare two runs" in done.output
     for arguments, words in (
-        (["--backend", "cpu"], "two backends or more, and got cpu"),
+        (["--backend", "cpu"], "two backends or more, each named once, and got cpu"),
         (["--backend", "cpu", "--backend", "cpu"], "two backends or more"),
+        (["--backend", "cpu", "--backend", "cpu:device"], "each named once"),
         (["--backend", "cpu", "--backend", "nope"], "nope"),
         ([*one, "--tensors", __file__], "leave one out"),
         ([*one[:4], "--case", "nothing/*"], "nothing/*"),
@@ -159,3 +162,41 @@ def test_a_difference_is_the_exit_code(monkeypatch):
 def test_one_backend_under_two_names_is_refused():
     with pytest.raises(InputError, match="two backends or more"):
         audit([kivi.get_backend("cpu"), kivi.get_backend("cpu")])
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, "shape"])
+def test_outputs_that_no_rounding_makes(wrong):
+    class Wrong(Subject):
+        """Its caches' outputs have an element that is not finite, or another shape."""
+
+        def cache(self, spec, **geometry):
+            cache, attend = super().cache(spec, **geometry), None
+            attend = cache.attend
+
+            def broken(*arrays, **options):
+                out = attend(*arrays, **options)
+                if wrong == "shape":
+                    return out[..., :1]
+                out[..., 0] = wrong
+                return out
+
+            cache.attend = broken
+            return cache
+
+    found = audit(["reference", Wrong(kivi.get_backend("cpu"))], cases=["attention/zones.steps"])
+    [[one]] = found.cases.values()
+    assert (one.status, found.ok) == ("differs", False)
+    assert "output of event 0" in one.first_difference
+
+
+def test_nothing_compared_is_not_good():
+    found = audit(["reference", "cpu"], cases=["quantize/overflow.origin.reject*"])
+    assert found.cases["cpu"]
+    assert sum(one.stored + one.outputs for one in found.cases["cpu"]) == 0
+    assert not found.ok
+
+
+def test_an_error_is_not_hidden_by_what_is_not_served():
+    [case] = select_cases("quantize", "quick", ["quantize/ties.middle.b2.float32.key"])
+    found = compared(case, UnsupportedError("not here"), RuntimeError("broken"))
+    assert (found.status, found.reason) == ("errored", "this one: RuntimeError: broken")

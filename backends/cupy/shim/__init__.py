@@ -81,7 +81,10 @@ def build(text: str, sanitize: bool = False, libraries: tuple[str, ...] = NO_LIB
 
     def write(path: Path) -> None:
         full = [*command, *flags, f"-I{HERE}", "-x", "c++", "-", "-o", str(path), *libraries]
-        done = subprocess.run(full, input=text, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(full, input=text, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BackendError(f"the C++ compiler {' '.join(command)!r} does not run: {error}; set CXX to one that does") from None
         if done.returncode:
             raise BackendError(f"{' '.join(full)} failed on this text:\n{text}\n{done.stderr}")
 
