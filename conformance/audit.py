@@ -231,11 +231,11 @@ def distance(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def share(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of two outputs as a share of the largest element, where both are finite."""
-    a, b = (x.astype(np.float64) for x in (a, b))
+    """The largest difference of two outputs as a share of the largest element of either, where both are finite."""
     both = np.isfinite(a) & np.isfinite(b)
-    largest = np.abs(np.where(both, a, 0)).max(initial=0)
-    return float(np.abs(np.where(both, a, 0) - np.where(both, b, 0)).max(initial=0) / largest) if largest else 0.0
+    a, b = (np.where(both, x.astype(np.float64), 0) for x in (a, b))
+    largest = max(np.abs(x).max(initial=0) for x in (a, b))
+    return float(np.abs(a - b).max(initial=0) / largest) if largest else 0.0
 
 
 def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -96,7 +96,8 @@ def test_distance(dtype):
 
 def test_share():
     assert share(np.array([4.0, 1.0, np.inf]), np.array([4.0, 2.0, 3.0])) == 0.25
-    assert share(np.zeros(2), np.ones(2)) == 0.0
+    assert share(np.zeros(2), np.ones(2)) == 1.0
+    assert share(np.zeros(2), np.zeros(2)) == 0.0
 
 
 def test_own_tensors(tmp_path):
