@@ -40,18 +40,21 @@ def same(name: str, got: np.ndarray, expected: np.ndarray, tally: Tally | None =
         raise Mismatch(f"{name} has shape {got.shape}, expected {expected.shape}")
     if got.dtype != expected.dtype:
         raise Mismatch(f"{name} has dtype {got.dtype}, expected {expected.dtype}")
-    floating = expected.dtype in NUMPY.values()
-    differs = bits_of(got) != bits_of(expected)
-    if floating:  # one NaN is as good as another
-        differs &= ~(np.isnan(got) & np.isnan(expected))
-    if differs.any():
-        where = tuple(int(i) for i in np.argwhere(differs)[0])
+    wrong = differs(got, expected)
+    if wrong.any():
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise Mismatch(
-            f"{name} differs in {int(differs.sum())} of {differs.size} elements, first at {_place(where, axes)}: "
+            f"{name} differs in {int(wrong.sum())} of {wrong.size} elements, first at {_place(where, axes)}: "
             f"got {got[where]}, expected {expected[where]}"
         )
     if tally is not None:
         tally.bits += expected.size
+
+
+def differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two arrays of one shape and dtype do not have the same bits; one NaN is as good as another."""
+    out = bits_of(a) != bits_of(b)
+    return out & ~(np.isnan(a) & np.isnan(b)) if a.dtype in NUMPY.values() else out
 
 
 def within(name: str, got: np.ndarray, exact: np.ndarray, limit: Bound, dtype: str, tally: Tally, axes: str = "") -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from kivi.arrays import dtype_name, kind
-from kivi.dtypes import FLOATS, check_float, largest_scale, metadata_dtype, metadata_that_holds, np_dtype
+from kivi.dtypes import FLOATS, check_float, fits, metadata_dtype, metadata_that_holds
 from kivi.errors import DtypeError, MetadataOverflowError, NonFiniteError, ShapeError, UnsupportedError
 from kivi.layout import Layout, Which, named_layout
 from kivi.pool import PageFormat, PagePool
@@ -461,15 +461,13 @@ def group_overflow_error(where: str, which: str, rows: np.ndarray, spec: CacheSp
     largest numbers. `first`: the token of row 0."""
     side = spec.key if which == "key" else spec.value
     axis, x = (-2 if which == "key" else -1), rows if spec.numerics == "staged" else rows.astype(np.float32)
-    starts, stored = np.arange(0, x.shape[axis], side.group), np_dtype(metadata)
+    starts = np.arange(0, x.shape[axis], side.group)
     with np.errstate(all="ignore"):
         low, high = np.minimum.reduceat(x, starts, axis), np.maximum.reduceat(x, starts, axis)  # NaN where a group has one
-        scale = ((high - low) / x.dtype.type((1 << side.bits) - 1)).astype(stored).astype(np.float64)
-        origin = low.astype(stored).astype(np.float64)
+    over = np.isfinite(low) & np.isfinite(high) & ~fits(low, high, side.bits, metadata)  # others decode to NaN, and store no number (3.6.3)
     low, high = low.astype(np.float64), high.astype(np.float64)
-    over = (scale > float(stored.type(largest_scale(metadata, side.bits)))) | ~np.isfinite(origin)
-    over &= np.isfinite(low) & np.isfinite(high)  # other groups decode to NaN and store no such numbers (3.6.3)
-    need = np.maximum(np.abs(low), (high - low) / ((1 << side.bits) - 1))
+    with np.errstate(all="ignore"):
+        need = np.maximum(np.abs(low), (high - low) / ((1 << side.bits) - 1))
     worst = np.unravel_index(int(np.argmax(np.where(over, need, -1.0))), need.shape)
     *outer, t, c = (int(i) for i in worst)
     names = [f"{name} {i}" for name, i in zip(("request", "head")[-len(outer) :], outer, strict=True)]
@@ -484,8 +482,8 @@ def group_overflow_error(where: str, which: str, rows: np.ndarray, spec: CacheSp
 
 def _overflow(where: str, held: str, which: str, low: float, high: float, spec: CacheSpec, metadata: str) -> MetadataOverflowError:
     side = spec.key if which == "key" else spec.value
-    fits = metadata_that_holds(low, high, side.bits) if spec.numerics == "portable" else []
-    remedy = f"use {which}.metadata = {fits[0]!r}, or " if fits else "use "
+    wider = metadata_that_holds(low, high, side.bits) if spec.numerics == "portable" else []
+    remedy = f"use {which}.metadata = {wider[0]!r}, or " if wider else "use "
     return MetadataOverflowError(
         f"{where}: {held} need a scale or an origin that {which}.metadata = {metadata!r} cannot hold; the spec says "
         f"overflow = 'reject': {remedy}overflow = 'saturate'"

@@ -56,11 +56,11 @@ class CapturedStep:
         """Attend to the tokens in q, k and v, and commit them. Raises `CapacityError`, `PendingTokensError`, and what `check` raises;
         `StateError` if the cache has another number of requests than when the step was captured, or moved to another backend."""
         cache = self.cache
-        here, there = ((be.name, be.mode, be.device) for be in (self.backend, cache.backend))
-        if cache.batch != self._batch or here != there:
+        moved = cache.backend is not self.backend and repr(cache.backend) != repr(self.backend)
+        if cache.batch != self._batch or moved:
             raise StateError(
-                f"the step was captured for {self._batch} requests on {' '.join(here)}, and the cache now has {cache.batch} on "
-                f"{' '.join(there)}; capture a step again, with q, k and v of that batch"
+                f"the step was captured for {self._batch} requests on {self.backend}, and the cache now has {cache.batch} on "
+                f"{cache.backend}; capture a step again, with q, k and v of that batch"
             )
         if cache._captured is not self:
             cache._take_over(self)

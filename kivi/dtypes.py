@@ -82,11 +82,11 @@ def metadata_dtype(spec: CacheSpec, which: str, dtype: str) -> str:
 
 def metadata_that_holds(low: float, high: float, bits: int) -> list[str]:
     """Metadata dtypes wider than float16 that can store scale and origin of a group from `low` to `high`, portable numerics."""
-    out = []
-    for name in ("bfloat16", "float32"):
-        with np.errstate(over="ignore"):
-            scale = ((np.float32(high) - np.float32(low)) / np.float32((1 << bits) - 1)).astype(np_dtype(name))
-            origin = np.float32(low).astype(np_dtype(name))
-        if scale <= largest_scale(name, bits) and np.isfinite(origin):
-            out.append(name)
-    return out
+    return [name for name in ("bfloat16", "float32") if fits(np.float32(low), np.float32(high), bits, name)]
+
+
+def fits(low: Any, high: Any, bits: int, metadata: str) -> Any:
+    """Whether a metadata dtype can store scale and origin of groups from `low` to `high`, of the dtype that is computed in (SPEC 3.7)."""
+    with np.errstate(all="ignore"):
+        scale = ((high - low) / low.dtype.type((1 << bits) - 1)).astype(np_dtype(metadata))
+        return (scale <= scale.dtype.type(largest_scale(metadata, bits))) & np.isfinite(low.astype(scale.dtype))

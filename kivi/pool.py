@@ -115,9 +115,8 @@ class PagePool:
         self.refs: list[int] = []
         self._where: list[tuple[int, int]] = []
         self._free: list[int] = []
-        self._lock = (
-            threading.RLock()
-        )  # forks share a pool, and may be used from several threads; collecting one may release pages anywhere
+        # Forks share a pool and may be used from several threads; and wherever one is collected, it releases its pages.
+        self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PagePool:
         raise StateError("a pool is shared by caches and not copied; copy the cache")

@@ -307,7 +307,7 @@ class Block:
         self.threadIdx = SimpleNamespace(x=0)
         self.blockIdx = SimpleNamespace(x=0, y=0, z=0)
         self.shared = SimpleNamespace(array=self._shared)
-        self.local = SimpleNamespace(array=lambda count, kind, alignment=None: [None] * count)
+        self.local = SimpleNamespace(array=lambda count, kind: [None] * count)
         self.scheduler: Any = None  # the greenlet that threads hand over to
         self.arrays: list[list[Any]] = []
         self.asked: list[int] = []  # arrays that each thread has asked for

@@ -90,8 +90,8 @@ class Printer(printer.Printer):
         return "\n".join([typed, f"def {self.kernel.sym_name.data}({arguments}):", *(self.lines or ["    pass"]), ""])
 
     def signature(self) -> dict[str, str]:
-        stars = {name: "*" * kind.startswith("*") for name, kind in super().signature().items()}
-        return {name: f"{stars[name]}{SHORT.get(kind.lstrip('*'), kind.lstrip('*'))}" for name, kind in super().signature().items()}
+        parts = {name: kind.rpartition("*") for name, kind in super().signature().items()}
+        return {name: star + SHORT.get(kind, kind) for name, (_, star, kind) in parts.items()}
 
     def store(self, op: tile.StoreOp) -> None:
         pointer, offset, value, *mask = (self.name(o) for o in op.operands)

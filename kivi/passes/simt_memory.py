@@ -32,9 +32,8 @@ class Memory:
     def check(self, kernel: str) -> None:
         """Raise `SharedMemoryError` if the shared arrays are more than a block may have."""
         kinds = [op.memref.type for op in self.allocations if isinstance(op, memref.AllocOp)]
-        total = sum(
-            -(-kind.get_shape()[0] * bytes_of(kind.element_type) // WIDE) * WIDE for kind in kinds
-        )  # those that take runs are aligned
+        sizes = [kind.get_shape()[0] * bytes_of(kind.element_type) for kind in kinds]
+        total = sum(-(-size // WIDE) * WIDE for size in sizes)  # arrays that take runs are aligned to them
         if total > MOST_SHARED:
             raise SharedMemoryError(
                 f"kernel {kernel!r} keeps {total} bytes in shared memory, a block has {MOST_SHARED}: choose a schedule with fewer queries "

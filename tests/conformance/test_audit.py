@@ -21,7 +21,7 @@ CASES = ("quantize/ties.*key", "stream/worked*", "attention/worked*")
 
 
 class OneBitOff(Subject):
-    """Its scales of values are one bit too large, and its outputs a little off."""
+    """The last bit of its scales of keys is another."""
 
     def quantize(self, x, spec, which, layout=None):
         qt = super().quantize(x, spec, which, layout)
@@ -171,7 +171,7 @@ def test_outputs_that_no_rounding_makes(wrong):
         """Its caches' outputs have an element that is not finite, or another shape."""
 
         def cache(self, spec, **geometry):
-            cache, attend = super().cache(spec, **geometry), None
+            cache = super().cache(spec, **geometry)
             attend = cache.attend
 
             def broken(*arrays, **options):
